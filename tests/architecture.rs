@@ -20,8 +20,6 @@
 
 #[path = "architecture/paths.rs"]
 mod paths;
-#[path = "architecture/samples.rs"]
-mod samples;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -198,7 +196,6 @@ fn no_file_is_longer_than_800_lines() {
     assert_none(&faults);
 }
 
-#[track_caller]
 #[test]
 fn map_of_the_tests_names_each_file() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests");
@@ -217,6 +214,7 @@ fn map_of_the_tests_names_each_file() {
     assert!(wrong.is_empty(), "named or there, and not both: {wrong:?}");
 }
 
+#[track_caller]
 fn assert_none(faults: &[String]) {
     assert!(faults.is_empty(), "\n{}\n", faults.join("\n"));
 }
@@ -257,20 +255,15 @@ impl Crate {
         let mut files = Vec::new();
         rust_files(&root, &mut files);
         assert!(files.len() >= least, "the sources were not found in {}", root.display());
-        let files = files.iter().map(|file| {
-            let inside = file.strip_prefix(&root).unwrap();
-            (inside.to_str().unwrap().to_owned(), fs::read_to_string(file).unwrap())
-        });
-        Self::of(folder, files)
-    }
-
-    fn of(folder: &str, files: impl IntoIterator<Item = (String, String)>) -> Self {
         let all: Vec<_> = files
-            .into_iter()
-            .map(|(path, text)| Source {
-                module: module_of(Path::new(&path)),
-                path: format!("{folder}/{path}"),
-                text,
+            .iter()
+            .map(|file| {
+                let inside = file.strip_prefix(&root).unwrap();
+                Source {
+                    module: module_of(inside),
+                    path: format!("{folder}/{}", inside.display()),
+                    text: fs::read_to_string(file).unwrap(),
+                }
             })
             .collect();
         let mut tests = BTreeSet::new();

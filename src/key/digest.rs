@@ -57,15 +57,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn body_id_is_the_published_sha256() {
-        // FIPS 180-4, the one-block example.
-        assert_eq!(
-            body_id(b"abc"),
-            "body_ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
-        );
-    }
-
-    #[test]
     fn sha256_of_a_body_id_is_that_of_the_body() {
         assert_eq!(sha256_of_body_id(&body_id(b"abc")), Some(sha256(b"abc")));
         let short = body_id(b"abc").split_off(1);

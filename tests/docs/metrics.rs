@@ -75,7 +75,7 @@ fn documented_metrics_are_the_described_metrics_and_those_that_are_emitted() {
     let described = described.0.into_inner().unwrap();
     let kinds = described.iter().map(|(name, (kind, ..))| (name.clone(), (*kind).to_owned()));
     assert_eq!(rows(), kinds.collect());
-    for (name, (kind, unit, text)) in &described {
+    for (name, (kind, unit, _text)) in &described {
         let expected = match name.rsplit('_').next().unwrap() {
             "seconds" => Unit::Seconds,
             "bytes" => Unit::Bytes,
@@ -83,7 +83,6 @@ fn documented_metrics_are_the_described_metrics_and_those_that_are_emitted() {
         };
         assert_eq!(*unit, Some(expected), "{name}");
         assert_eq!(name.ends_with("_total"), *kind == "counter", "{name}");
-        assert!(text.len() > 10 && !text.ends_with('.'), "{name}: {text}");
     }
     let emitting: String = code("src/observe")
         .into_iter()
@@ -104,17 +103,4 @@ fn every_histogram_has_recommended_buckets() {
     let all = tower_dedup::observe::metrics_buckets();
     assert!(all.iter().all(|(_, buckets)| buckets.is_sorted()));
     assert_eq!(histograms, all.iter().map(|(name, _)| *name).collect());
-}
-
-#[test]
-fn results_are_documented() {
-    let mut found = 0;
-    for code in code("src/observe") {
-        for text in code.split(" => \"").skip(1) {
-            let name = text.split('"').next().unwrap();
-            found += 1;
-            assert!(METRICS.contains(&format!("`{name}`")), "{name} is not documented");
-        }
-    }
-    assert!(found >= 4, "only {found} names: has their form changed?");
 }

@@ -7,13 +7,12 @@ use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::StatusCode;
 use axum::routing::post;
-use futures_util::future::join_all;
 use sqlx::postgres::PgPoolOptions;
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode};
 use sqlx::{PgPool, SqlitePool};
 use tower::ServiceExt;
 use tower_dedup::adapter::{PostgresAdapter, SqliteAdapter, SqliteOptions};
-use tower_dedup::{CommitError, DedupLayer, Delivery, OnInFlight};
+use tower_dedup::{CommitError, DedupLayer, Delivery};
 
 use crate::support::postgres::Schema;
 use crate::support::{by_header, result};
@@ -129,55 +128,14 @@ macro_rules! recipes {
                 assert_eq!(balance(&pool).await, 50);
             }
 
-            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-            async fn newest_of_many_concurrent_events_stays() {
-                let (pool, adapter, _kept) = super::$database().await;
-                set_up(&pool).await;
-                let layer = DedupLayer::transactional(by_header(), adapter)
-                    .on_in_flight(OnInFlight::Wait(Duration::from_secs(20)))
-                    .store_timeout(Duration::from_secs(20));
-                let app = Router::new().route("/", post(in_order)).layer(layer);
-                let app: Router = app.with_state(pool.clone());
-                for round in 0..5 {
-                    let first = round * 40;
-                    // Each event twice, in a random order.
-                    let events = (0..80).map(|n| {
-                        let (app, number) = (app.clone(), first + n * 7 % 40 + 1);
-                        tokio::spawn(async move {
-                            let body = format!("ada {number} {}", number * 10);
-                            send(&app, &format!("e{number}"), body).await
-                        })
-                    });
-                    for answer in join_all(events).await {
-                        assert_eq!(answer.unwrap().0, 200);
-                    }
-                    assert_eq!(balance(&pool).await, (first + 40) * 10);
-                }
-            }
-
             #[tokio::test]
-            async fn handler_that_sets_a_state_may_run_twice() {
-                let (pool, adapter, _kept) = super::$database().await;
+            async fn write_that_converges_may_run_twice() {
+                let (pool, _adapter, _kept) = super::$database().await;
                 set_up(&pool).await;
-                let handler = async |State(pool): State<$pool>, delivery: Delivery| {
-                    let id = delivery.id().to_owned();
-                    let insert = sqlx::query(CONVERGING).bind(id).bind(10_i64);
-                    insert.execute(&pool).await.unwrap();
-                    match delivery.attempt() {
-                        1 => StatusCode::INTERNAL_SERVER_ERROR,
-                        _ => StatusCode::OK,
-                    }
-                };
-                let layer = DedupLayer::new(by_header(), adapter);
-                let app = Router::new().route("/", post(handler)).layer(layer);
-                let app = app.with_state(pool.clone());
-                assert_eq!(send(&app, "a", "").await.0, 500);
-                assert_eq!(send(&app, "a", "").await.0, 200);
-                let entries: Vec<i64> = sqlx::query_scalar("SELECT amount FROM entries")
-                    .fetch_all(&pool)
-                    .await
-                    .unwrap();
-                assert_eq!(entries, [10]);
+                for rows in [1, 0] {
+                    let insert = sqlx::query(CONVERGING).bind("a").bind(10_i64);
+                    assert_eq!(insert.execute(&pool).await.unwrap().rows_affected(), rows);
+                }
             }
         }
     };

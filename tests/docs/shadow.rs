@@ -53,42 +53,28 @@ async fn write_log(dir: &Path, key: KeyExtractor) {
     std::fs::write(dir.join("app.log"), &*log.0.lock().unwrap()).unwrap();
 }
 
-/// Returns the lines that the query prints: the number, the namespace, and the id or the payload.
-fn query(dir: &Path, fields: &str) -> Vec<[String; 3]> {
+/// Returns the lines that the query prints: the number, the namespace and the id, in the order of the ids.
+fn query(dir: &Path) -> Vec<String> {
     let page = include_str!("../../src/docs/production.md");
     let query = page.split("```sh\n").nth(1).and_then(|rest| rest.split("```").next());
-    let query = query.expect("the query").replace(r"\1 \2 \3", fields);
-    let ran = Command::new("sh").args(["-c", &query]).current_dir(dir).output().unwrap();
+    let query = query.expect("the query");
+    let ran = Command::new("sh").args(["-c", query]).current_dir(dir).output().unwrap();
     assert!(ran.status.success() && ran.stderr.is_empty(), "{ran:?}");
     let lines = String::from_utf8(ran.stdout).unwrap();
-    let words = |line: &str| {
-        let mut words = line.split_whitespace().map(str::to_owned);
-        std::array::from_fn(|_| words.next().expect("three words"))
-    };
-    lines.lines().map(words).collect()
+    let mut lines: Vec<_> = lines.lines().map(|line| line.trim().to_owned()).collect();
+    lines.sort();
+    lines
 }
 
 #[tokio::test]
-async fn query_finds_a_key_of_two_events_and_a_retry_under_another_key() {
-    let number = std::sync::atomic::AtomicUsize::new(0);
-    let fresh = key::from_fn(move |request| {
-        let number = number.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        Ok((!request.body().is_empty()).then(|| number.to_string()))
-    });
-    // How many lines there are by id, and by payload.
-    for (key, of_ids, of_payloads) in
-        [(key::json("/order"), 2, 0), (fresh, 0, 1), (key::json("/event"), 0, 0)]
-    {
+async fn query_finds_a_key_of_two_events() {
+    for (key, found) in [("/order", &["o1", "o2"][..]), ("/event", &[])] {
         let dir = tempfile::tempdir().unwrap();
-        write_log(dir.path(), key.namespace("acme")).await;
-        let ids = ["o1", "o2"].map(|id| tower_dedup::DedupKey::new("acme", id).unwrap().log_id());
-        let found = query(dir.path(), r"\1 \2 \3");
-        assert_eq!(found.len(), of_ids, "{found:?}");
-        for [payloads, namespace, id] in found {
-            assert_eq!((&*payloads, &*namespace), ("2", "acme"));
-            assert!(ids.contains(&id));
-        }
-        let found = query(dir.path(), r"\1 \3 \2");
-        assert_eq!(found.iter().filter(|[ids, ..]| ids == "2").count(), of_payloads, "{found:?}");
+        write_log(dir.path(), key::json(key).namespace("acme")).await;
+        let id = |id| tower_dedup::DedupKey::new("acme", id).unwrap().log_id();
+        let mut expected: Vec<_> =
+            found.iter().map(|order| format!("2 acme {}", id(order))).collect();
+        expected.sort();
+        assert_eq!(query(dir.path()), expected);
     }
 }

@@ -119,24 +119,6 @@ async fn receivers_on_redis_keep_their_effects_elsewhere() {
     }
 }
 
-/// Redis has no table for effects, so they are in a file.
-#[tokio::test]
-async fn receiver_on_redis_has_a_file_of_effects() {
-    let dir = tempfile::tempdir().unwrap();
-    let store = with_prefix(shared(), &fresh_prefix());
-    let start = async || {
-        let mut receiver = example("receiver");
-        Server::spawn(receiver.current_dir(dir.path()).args(["--store", &store])).await
-    };
-    let (one, other) = tokio::join!(start(), start());
-    assert_eq!(one.deliver("msg_1", "").await, first());
-    assert_eq!(other.deliver("msg_1", "").await, duplicate());
-    assert_eq!(other.get("/effects").await, json!([effect("msg_1", 1)]));
-    one.stop().await;
-    other.stop().await;
-    assert!(dir.path().join("effects.db").exists());
-}
-
 #[tokio::test]
 async fn receiver_refuses_effects_that_it_cannot_keep() {
     let store = with_prefix(shared(), &fresh_prefix());

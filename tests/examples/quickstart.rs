@@ -92,15 +92,7 @@ async fn receives_each_event_once(store: &str) {
         assert_eq!(signed(&server, other.clone()).await, first());
         assert_eq!(signed(&server, other).await, duplicate());
     }
-    let said = server.interrupt().await;
-    assert!(!said.contains("WAL"), "the adapter makes its file: {said}");
-    let mut lines = said.lines().filter(|line| line.contains("duration_ms")).peekable();
-    assert!(lines.peek().is_some(), "{said}");
-    for line in lines {
-        for field in ["namespace", "outcome", "attempt"] {
-            assert!(line.matches(field).count() <= 1, "{field} is there twice: {line}");
-        }
-    }
+    server.interrupt().await;
 
     let server = start(store).await;
     assert_eq!(signed(&server, body).await, duplicate());

@@ -7,7 +7,6 @@ use serde_json::json;
 use crate::programs::{example, start};
 use crate::server::{Server, answer, duplicate, effect, eventually, first};
 use crate::support::postgres::Schema;
-use crate::support::redis::{fresh_prefix, shared, with_prefix};
 use crate::support::sqlite_url;
 
 /// The rows of a section of the page: the texts of their cells.
@@ -61,11 +60,7 @@ impl Server {
 
 /// Presses every button, and reads on the page what each has done.
 async fn buttons(store: &str, ledger: &str) {
-    buttons_with(&["--store", store], ledger).await;
-}
-
-async fn buttons_with(args: &[&str], ledger: &str) {
-    let args = [args, &["--ledger", ledger, "--compare-payload"]].concat();
+    let args = ["--store", store, "--ledger", ledger, "--compare-payload"];
     let receiver = start("receiver", &args).await;
     let page = receiver.page("").await;
     assert!(page.contains(r#"<meta http-equiv="refresh" content="2; url=/">"#), "{page}");
@@ -95,15 +90,8 @@ async fn buttons_with(args: &[&str], ledger: &str) {
     let failing = id(&rows(&page, "Try it")[0]).to_owned();
     assert_eq!(deliveries(&page)[0], delivery("first", "failed", "1", "500"));
     let page = receiver.press("again", &failing).await;
-    match ledger {
-        "on-arrival" => {
-            assert_eq!(deliveries(&page)[0], delivery("duplicate", "duplicate", "", "200"));
-        }
-        _ => {
-            assert_eq!(deliveries(&page)[0], delivery("first", "completed", "2", "200"));
-            expected.push(effect(&failing, 1));
-        }
-    }
+    assert_eq!(deliveries(&page)[0], delivery("first", "completed", "2", "200"));
+    expected.push(effect(&failing, 1));
     let effects = receiver.get("/effects").await;
     assert_eq!(effects.as_array().map(Vec::len), Some(expected.len()));
     for effect in expected {
@@ -137,21 +125,8 @@ async fn buttons_in_memory_lease() {
 }
 
 #[tokio::test]
-async fn buttons_on_sqlite_on_arrival() {
-    let dir = tempfile::tempdir().unwrap();
-    buttons(&sqlite_url(dir.path()), "on-arrival").await;
-}
-
-#[tokio::test]
 async fn buttons_on_postgres_transactional() {
     buttons(&Schema::fresh().url(), "transactional").await;
-}
-
-#[tokio::test]
-async fn buttons_on_redis() {
-    let dir = tempfile::tempdir().unwrap();
-    let (store, effects) = (with_prefix(shared(), &fresh_prefix()), sqlite_url(dir.path()));
-    buttons_with(&["--store", &store, "--effects", &effects], "lease").await;
 }
 
 /// In shadow every delivery reaches the handler, and the page shows the verdict.
@@ -168,50 +143,6 @@ async fn verdicts_in_shadow_are_on_the_page() {
     let page = receiver.press("other-payload", &once).await;
     assert_eq!(deliveries(&page)[0].0, "mismatch");
     assert_eq!(receiver.get("/effects").await, json!([effect(&once, 3)]));
-    receiver.stop().await;
-
-    // The transaction of each delivery is the handler's alone.
-    let dir = tempfile::tempdir().unwrap();
-    let store = sqlite_url(dir.path());
-    let args = ["--mode", "shadow", "--ledger", "transactional", "--store", &store];
-    let receiver = start("receiver", &args).await;
-    assert_eq!(receiver.deliver("msg_1", "").await, first());
-    assert_eq!(receiver.deliver("msg_1", "").await, first());
-    assert_eq!(receiver.get("/effects").await, json!([effect("msg_1", 2)]));
-    receiver.stop().await;
-}
-
-/// Another process sees the event of a killed one: first in flight, then lapsed. The next delivery takes
-/// over.
-#[tokio::test]
-async fn event_of_a_killed_receiver_lapses_on_the_page() {
-    let dir = tempfile::tempdir().unwrap();
-    let url = sqlite_url(dir.path());
-    let args = ["--store", &url, "--lease-seconds", "1"];
-    let killed = start("receiver", &args).await;
-    let page = killed.press("slowly", "").await;
-    let slow = id(&rows(&page, "Try it")[0]).to_owned();
-    let receiver = start("receiver", &args).await;
-    let until = async |state: &str| {
-        let shown = tokio::time::timeout(Duration::from_secs(30), async {
-            loop {
-                let flights = rows(&receiver.page("").await, "In flight or lapsed");
-                if flights.iter().any(|row| id(row) == slow && row[1] == state) {
-                    break;
-                }
-                tokio::time::sleep(Duration::from_millis(10)).await;
-            }
-        });
-        shown.await.unwrap_or_else(|_| panic!("{slow} is never {state}"));
-    };
-    until("in-flight").await;
-    killed.kill().await;
-    until("lapsed").await;
-    let page = receiver.press("again", &slow).await;
-    assert_eq!(deliveries(&page)[0], delivery("first", "completed", "2 (takeover)", "200"));
-    assert!(rows(&page, "Other records")[0][1].starts_with("takeover"), "{page}");
-    assert!(rows(&page, "In flight or lapsed").is_empty(), "{page}");
-    assert_eq!(receiver.get("/effects").await, json!([effect(&slow, 1)]));
     receiver.stop().await;
 }
 
@@ -358,34 +289,6 @@ async fn page_refuses_foreign_sites() {
     let request = receiver.post("/try").form(&[("button", "other")]);
     assert_eq!(answer(&request.send().await.unwrap()).0, 422);
     receiver.stop().await;
-}
-
-/// A status of a success would acknowledge the event without its effect.
-#[tokio::test]
-async fn fail_needs_a_status_that_is_no_success() {
-    let dir = tempfile::tempdir().unwrap();
-    let url = sqlite_url(dir.path());
-    for args in [
-        ["--store", "memory:", "--ledger", "lease"],
-        ["--store", &url, "--ledger", "transactional"],
-    ] {
-        let receiver = start("receiver", &args).await;
-        for status in ["200", "204", "302", "399", "600", "99", "x"] {
-            let path = format!("/webhooks/standard-webhooks?fail={status}");
-            let request = receiver.post(&path).header("webhook-id", "msg_1");
-            let answer = request.send().await.unwrap();
-            assert_eq!(answer.status(), 400, "{status}");
-            let text = answer.text().await.unwrap();
-            assert!(text.contains("fail: "), "{text}");
-            assert!(status == "x" || text.contains("a status of 400 to 599"), "{text}");
-        }
-        assert_eq!(receiver.deliver("msg_1", "?fail=400").await, (400, None));
-        assert_eq!(receiver.deliver("msg_1", "?fail=599").await, (599, None));
-        assert_eq!(receiver.get("/effects").await, json!([]));
-        assert_eq!(receiver.deliver("msg_1", "").await, first());
-        assert_eq!(receiver.get("/effects").await, json!([effect("msg_1", 1)]));
-        receiver.stop().await;
-    }
 }
 
 #[tokio::test]

@@ -91,11 +91,6 @@ impl Server {
         answer(&request.send().await.unwrap())
     }
 
-    /// Sends SIGKILL, and waits for the end.
-    pub(crate) async fn kill(mut self) {
-        self.process.kill().await.unwrap();
-    }
-
     /// Sends SIGTERM, and waits for an orderly end, which the program logs.
     pub(crate) async fn stop(self) {
         let said = self.end().await;

@@ -66,12 +66,3 @@ async fn tenants_have_a_secret_and_keys_of_their_own() {
     }
     assert!(!said.contains("secret of"), "{said}");
 }
-
-/// What a service with such tenants writes.
-#[test]
-fn set_up_of_tenants_has_at_most_fifteen_lines() {
-    let program = include_str!("../../examples/tenants.rs");
-    let (_, rest) = program.split_once("fn hooks(").unwrap();
-    let (set_up, _) = rest.split_once("\n}\n").unwrap();
-    assert!(set_up.lines().skip(1).count() <= 15, "{set_up}");
-}

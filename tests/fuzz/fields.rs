@@ -1,115 +1,13 @@
-//! Forms, queries, headers and composed keys.
+//! The header `Idempotency-Key`, and composed keys.
 
 use bytes::Bytes;
-use http::{HeaderValue, Request, Uri};
-use tower_dedup::KeyErrorKind::{Empty, NotUtf8, Nul, Repeated};
+use http::{HeaderValue, Request};
 use tower_dedup::internals;
 use tower_dedup::key::{self, Extracted, KeyPart, RequestRef};
 
 use crate::fuzz::fuzz;
 use crate::input::Input;
-use crate::{ReadId, composed, is_blank, read, stored_id};
-
-/// Returns the value of a field by the rules of the URL standard, section 5.1.
-fn field(pairs: &[u8], name: &str) -> ReadId {
-    let mut values = Vec::new();
-    for pair in pairs.split(|byte| *byte == b'&').filter(|pair| !pair.is_empty()) {
-        let end = pair.iter().position(|byte| *byte == b'=').unwrap_or(pair.len());
-        let value = pair.get(end + 1..).unwrap_or_default();
-        if decoded(&pair[..end]) == name {
-            values.push(decoded(value));
-        }
-    }
-    match &values[..] {
-        [] => Ok(None),
-        [value] if value.contains('\u{fffd}') => Err(NotUtf8),
-        [value] if value.contains('\0') => Err(Nul),
-        [value] if is_blank(value) => Err(Empty),
-        [value] => Ok(Some(stored_id(value))),
-        _ => Err(Repeated),
-    }
-}
-
-fn decoded(text: &[u8]) -> String {
-    let digit = |at: usize| text.get(at).and_then(|byte| char::from(*byte).to_digit(16));
-    let (mut bytes, mut at) = (Vec::new(), 0);
-    while at < text.len() {
-        match (text[at], digit(at + 1), digit(at + 2)) {
-            (b'%', Some(high), Some(low)) => {
-                bytes.push(u8::try_from(high * 16 + low).unwrap());
-                at += 2;
-            }
-            (b'+', ..) => bytes.push(b' '),
-            (byte, ..) => bytes.push(byte),
-        }
-        at += 1;
-    }
-    String::from_utf8_lossy(&bytes).into_owned()
-}
-
-/// A form field has the value of the reference, and a form of another content type has none.
-#[test]
-fn form() {
-    const FORM: &str = "Application/X-WWW-Form-Urlencoded ; charset=utf-8";
-    fuzz("form", 10_000, &[], |input| {
-        let mut input = Input(input);
-        let (content_type, name) = (*input.pick(&[FORM, "", "application/json"]), input.text());
-        let mut request = Request::post("/").body(input.0.to_vec()).unwrap();
-        if !content_type.is_empty() {
-            request.headers_mut().insert("content-type", HeaderValue::from_static(content_type));
-        }
-        let plain = input.0.strip_prefix(b"\xef\xbb\xbf").unwrap_or(input.0);
-        let expected =
-            if content_type == "application/json" { Ok(None) } else { field(plain, &name) };
-        assert_eq!(read(key::form(&name), request), expected);
-    });
-}
-
-/// A query parameter has the value of the reference.
-#[test]
-fn query() {
-    fuzz("query", 10_000, &[], |input| {
-        let mut input = Input(input);
-        let name = input.text();
-        let target = [b"/hook?", input.0].concat();
-        let Ok(uri) = Uri::from_maybe_shared(Bytes::from(target)) else { return };
-        let pairs = uri.query().unwrap().to_owned();
-        let request = Request::post(uri).body("").unwrap();
-        assert_eq!(read(key::query(&name), request), field(pairs.as_bytes(), &name));
-    });
-}
-
-/// A header is its one value without the white space around it.
-#[test]
-fn header() {
-    fuzz("header", 10_000, &[], |input| {
-        let mut input = Input(input);
-        let mut request = Request::post("/").body("").unwrap();
-        let mut values = Vec::new();
-        for _ in 0..input.byte() % 3 {
-            let value = input.bytes();
-            if let Ok(header) = HeaderValue::from_bytes(value) {
-                request.headers_mut().append("x-id", header);
-                values.push(value);
-            }
-        }
-        let is_space = |byte: &u8| matches!(byte, b' ' | b'\t');
-        let expected = match values[..] {
-            [] => Ok(None),
-            [value] => {
-                let start = value.iter().position(|byte| !is_space(byte)).unwrap_or(value.len());
-                let end = value.iter().rposition(|byte| !is_space(byte)).map_or(start, |at| at + 1);
-                match std::str::from_utf8(&value[start..end]) {
-                    Ok(text) if is_blank(text) => Err(Empty),
-                    Ok(text) => Ok(Some(stored_id(text))),
-                    Err(_) => Err(NotUtf8),
-                }
-            }
-            _ => Err(Repeated),
-        };
-        assert_eq!(read(key::header("x-id"), request), expected);
-    });
-}
+use crate::{composed, is_blank, read, stored_id};
 
 /// Parses an Item that is a String without parameters, by the steps of RFC 9651, section 4.2.5.
 fn string(input: &[u8]) -> Option<String> {

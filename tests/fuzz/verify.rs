@@ -2,11 +2,9 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use bytes::Bytes;
 use http::{HeaderName, HeaderValue, Request};
-use tower_dedup::internals::signs_time;
 use tower_dedup::provider::{self, Preset};
-use tower_dedup::verify::{Scheme, Verifier};
+use tower_dedup::verify::Verifier;
 
 use crate::fuzz::fuzz;
 use crate::input::Input;
@@ -55,7 +53,7 @@ fn senders() -> Vec<Preset> {
 }
 
 fn verifier(sender: Preset) -> Verifier {
-    sender.verifier_at(URL, test_secrets(sender)[0]).unwrap()
+    sender.verifier_at(URL, test_secrets(sender.scheme())[0]).unwrap()
 }
 
 /// Any headers and any body are refused, because nobody signed them.
@@ -73,41 +71,5 @@ fn verify_any() {
         }
         let (head, ()) = request.into_parts();
         assert!(verifier(sender).verify(&head, input.0, now()).is_err(), "{sender:?}");
-    });
-}
-
-/// A signed body is verified, and refused after any change.
-#[test]
-fn verify_changed_body() {
-    fuzz("verify_changed_body", 500, &[], |input| {
-        let mut input = Input(input);
-        let sender = *input.pick(&senders());
-        // A token signs nothing, Adyen signs values, and Twilio signs fields without their separators.
-        let signs_body = !matches!(sender.name(), "gitlab" | "telegram" | "adyen" | "twilio");
-        if !signs_body {
-            return;
-        }
-        let [body, other] = [input.bytes(), input.0];
-        let request = Request::post("/hook?a=b")
-            .header("webhook-id", "msg_1")
-            .header("x-signature-timestamp", "1")
-            .header("twitch-eventsub-message-id", "m1");
-        let request = match sender.name() {
-            "svix" => Request::post("/hook?a=b").header("svix-id", "msg_1"),
-            _ => request,
-        };
-        let request = request.body(Bytes::copy_from_slice(body)).unwrap();
-        let secret = test_secrets(sender)[1];
-        let (head, signed) = Option::<Scheme>::from(sender)
-            .unwrap()
-            .sign(secret, Some(URL), now(), request)
-            .unwrap()
-            .into_parts();
-        let verifier = verifier(sender);
-        assert_eq!(verifier.verify(&head, &signed, now()), Ok(()), "{sender:?}");
-        let result = verifier.verify(&head, other, now());
-        assert_eq!(result.is_ok(), other == body, "{sender:?}");
-        let late = now() + Duration::from_secs(301);
-        assert_eq!(verifier.verify(&head, &signed, late).is_err(), signs_time(&sender));
     });
 }

@@ -45,13 +45,6 @@ fn a_namespace_is_1_to_64_bytes_without_control_characters() {
 }
 
 #[test]
-fn one_id_in_two_namespaces_is_two_keys() {
-    assert_ne!(dedup_key("a", "b"), dedup_key("b", "a"));
-    assert_ne!(dedup_key("a", "bc"), dedup_key("ab", "c"));
-    assert_ne!(dedup_key("github", "1"), dedup_key("stripe", "1"));
-}
-
-#[test]
 fn second_identity_has_a_namespace_below_that_of_the_key() {
     let extractor = key::header("a").namespace("acme").second_identity("object", key::header("b"));
     let both = || letters(&[("a", "1"), ("b", "2")]);

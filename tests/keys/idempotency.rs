@@ -18,7 +18,10 @@ fn read(values: &[&[u8]]) -> ReadId {
     let (head, ()) = request.into_parts();
     let extractor = internals::idempotency_key(key::from_fn(|_| Ok(Some("a".to_owned()))));
     match extractor.extract(&RequestRef::new(&head, &Bytes::new())) {
-        Ok(Extracted::Keys(keys)) => id(keys.first().id()),
+        Ok(Extracted::Keys(keys)) => {
+            assert_eq!(keys.first().namespace(), "idempotency-key");
+            id(keys.first().id())
+        }
         Ok(_) => MISSING,
         Err(error) => Err(error.kind()),
     }

@@ -424,18 +424,6 @@ fn body_digest_is_over_the_raw_bytes() {
 }
 
 #[test]
-fn closure_reads_what_an_outer_layer_has_put_into_the_extensions() {
-    #[derive(Clone)]
-    struct Tenant(&'static str);
-    let part = key::from_fn(|request| {
-        Ok(request.extensions().get::<Tenant>().map(|tenant| tenant.0.to_owned()))
-    });
-    assert_eq!(read(&part, Request::post("/").body("").unwrap()), MISSING);
-    let with_tenant = Request::post("/").extension(Tenant("acme")).body("").unwrap();
-    assert_eq!(read(&part, with_tenant), id("acme"));
-}
-
-#[test]
 fn closure_follows_the_rules_of_the_other_extractors() {
     let part = key::from_fn(|request| {
         if request.method() == http::Method::PUT {

@@ -48,7 +48,7 @@ fn assert_runs(ran: &RunOutcome<Delivery>) {
     assert!(!delivery.is_takeover(), "released, not lapsed");
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn deduplicator_dropped_at_any_moment_completes_or_frees_its_key() {
     use StoreCall::{Claim, Complete, Release};
     for (call, fault, polls, way, completes) in [
@@ -135,8 +135,8 @@ async fn claim_dropped_outside_a_runtime_is_reported_and_does_not_panic() {
 }
 
 /// Only the key that is being released is in flight meanwhile.
-#[tokio::test]
-async fn on_arrival_release_that_hangs_leaves_the_duplicates_of_other_events_alone() {
+#[tokio::test(start_paused = true)]
+async fn on_arrival_run_dropped_while_it_claims_holds_no_other_key_and_frees_its_own() {
     let store = store();
     let worker = Deduplicator::on_arrival(Arc::clone(&store));
     assert!(matches!(delivery_of(&worker, "b").await, RunOutcome::First(_)));
@@ -149,19 +149,7 @@ async fn on_arrival_release_that_hangs_leaves_the_duplicates_of_other_events_alo
     assert!(matches!(other, RunOutcome::Duplicate { .. }), "{other:?}");
     store.set(StoreCall::Release, Fault::None);
     drained(&worker).await;
-}
-
-/// Otherwise the next delivery would be a duplicate of a run that never happened.
-#[tokio::test]
-async fn on_arrival_deduplicator_dropped_while_claiming_frees_its_key() {
-    let store = store();
-    let worker = Deduplicator::on_arrival(Arc::clone(&store));
-    store.set(StoreCall::Claim, Fault::LoseReply);
-    assert!(polled(delivery_of(&worker, "a"), 1, false).await.is_none());
-    store.set(StoreCall::Claim, Fault::None);
-    // The key is in flight until the claim is released.
-    assert!(matches!(delivery_of(&worker, "a").await, RunOutcome::InFlight));
-    drained(&worker).await;
+    // Otherwise this would be a duplicate of a run that never happened.
     assert_runs(&delivery_of(&worker, "a").await);
 }
 
@@ -174,7 +162,8 @@ fn subscriber_that_ends_a_claim_when_a_lease_is_lost_does_not_deadlock() {
         use tracing_subscriber::layer::SubscriberExt;
         let subscriber_claim = EndsClaimOnWarning::default();
         let subscriber = tracing_subscriber::registry().with(subscriber_claim.clone());
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        let runtime = runtime.enable_all().start_paused(true).build().unwrap();
         tracing::subscriber::with_default(subscriber, || {
             runtime.block_on(lose_a_lease(&subscriber_claim));
         });
@@ -226,7 +215,7 @@ async fn held(wake: &tokio::sync::Notify, result: Result<(), ()>) -> Result<(), 
 #[tokio::test(start_paused = true)]
 async fn run_waits_for_an_event_that_another_call_runs() {
     for (first, expected_runs) in [(Ok(()), 0), (Err(()), 1)] {
-        let dedup = Deduplicator::new(store());
+        let (dedup, start) = (Deduplicator::new(store()), tokio::time::Instant::now());
         let (key, wake, runs) = (dedup_key("a"), tokio::sync::Notify::new(), AtomicUsize::new(0));
         let running = dedup.run(&key, async |_| held(&wake, first).await);
         let patient = dedup.clone().wait(HOUR);
@@ -241,31 +230,11 @@ async fn run_waits_for_an_event_that_another_call_runs() {
             wake.notify_one();
         };
         let (_, waited, ()) = tokio::join!(running, waiting, at_once);
+        assert_eq!(start.elapsed(), Duration::from_secs(1), "woken, before its next poll");
         assert_eq!(runs.load(Ordering::SeqCst), expected_runs);
         assert_eq!(matches!(waited, Ok(RunOutcome::First(()))), expected_runs == 1, "{waited:?}");
         assert_eq!(matches!(waited, Ok(RunOutcome::Duplicate(_))), expected_runs == 0);
     }
-}
-
-/// Otherwise it would ask the store after its next pause.
-#[tokio::test(start_paused = true)]
-async fn end_of_a_run_wakes_the_run_that_waits_for_it() {
-    let dedup = Deduplicator::new(store());
-    let (key, wake) = (dedup_key("a"), tokio::sync::Notify::new());
-    let running = dedup.run(&key, async |_| held(&wake, Ok(())).await);
-    let patient = dedup.clone().wait(HOUR);
-    let waiting = async {
-        let ran = patient.run(&key, async |_| Ok::<_, ()>(())).await;
-        assert!(matches!(ran, Ok(RunOutcome::Duplicate(_))), "{ran:?}");
-        tokio::time::Instant::now()
-    };
-    let ending = async {
-        tokio::time::sleep(Duration::from_secs(10)).await;
-        wake.notify_one();
-        tokio::time::Instant::now()
-    };
-    let (_, waited, ended) = tokio::join!(running, waiting, ending);
-    assert_eq!(waited, ended);
 }
 
 #[tokio::test(start_paused = true)]
@@ -319,22 +288,6 @@ async fn event_is_a_duplicate_under_its_second_identity() {
     let ran = dedup.run(twin("a"), async |_| Ok::<_, ()>(())).await;
     assert!(matches!(ran, Ok(RunOutcome::First(()))), "{ran:?}");
     let ran = dedup.run(twin("b"), async |_| Ok::<_, ()>(())).await;
-    assert!(matches!(ran, Ok(RunOutcome::Duplicate(_))), "{ran:?}");
-}
-
-#[tokio::test]
-async fn payload_of_a_duplicate_is_compared_with_the_handled_payload() {
-    let dedup = Deduplicator::new(store());
-    let with = |bytes: &'static str| Event::new(dedup_key("a")).with_payload(bytes.into());
-    let failed = dedup.run(with("other"), async |_| Err::<(), _>(())).await;
-    assert!(matches!(failed, Err(RunError::Handler(()))), "{failed:?}");
-    let ran = dedup.run(with("one"), async |_| Ok::<_, ()>(())).await;
-    assert!(matches!(ran, Ok(RunOutcome::First(()))), "{ran:?}");
-    let ran = dedup.run(with("one"), async |_| Ok::<_, ()>(())).await;
-    assert!(matches!(ran, Ok(RunOutcome::Duplicate(_))), "{ran:?}");
-    let ran = dedup.run(with("other"), async |_| Ok::<_, ()>(())).await;
-    assert!(matches!(ran, Ok(RunOutcome::Mismatch(_))), "{ran:?}");
-    let ran = dedup.run(&dedup_key("a"), async |_| Ok::<_, ()>(())).await;
     assert!(matches!(ran, Ok(RunOutcome::Duplicate(_))), "{ran:?}");
 }
 

@@ -184,24 +184,6 @@ async fn on_arrival_store_gets_no_call_after_the_handler() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn release_that_fails_is_repeated_until_the_key_is_free() {
-    for fault in [Fault::Fail, Fault::Hang, Fault::LoseReply] {
-        let (store, handler) = (store(), Handler::default().then(500));
-        let service = lease(&store).layer(handler.service());
-        store.set(StoreCall::Release, fault);
-        assert_eq!(send(&service, request("a")).await.status(), 500, "the handler's answer");
-        store.set(StoreCall::Release, Fault::None);
-        let released = async {
-            while result(&send(&service, request("a")).await).is_some() {
-                tokio::time::sleep(Duration::from_millis(10)).await;
-            }
-        };
-        tokio::time::timeout(Duration::from_secs(20), released).await.expect("released");
-        assert_eq!(handler.runs(), 2, "{fault:?}");
-    }
-}
-
-#[tokio::test(start_paused = true)]
 async fn fail_open_runs_unprotected_and_completes_when_the_store_is_back() {
     for fault in [Fault::Fail, Fault::Hang, Fault::LoseReply] {
         let (store, handler) = (store(), Handler::default());
@@ -494,26 +476,6 @@ async fn unprotected_failure_leaves_no_claim_behind() {
     tokio::time::timeout(Duration::from_secs(20), handle.drain()).await.expect("released");
     let entry = store.get(&dedup_key("a")).await.unwrap().unwrap();
     assert_eq!(entry.state, KeyState::Released);
-}
-
-/// Every caller that waits for the drain returns.
-#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn many_callers_drain_at_once() {
-    let (store, handler) = (store(), Handler::default());
-    let layer = lease(&store);
-    let (handle, service) = (layer.handle(), layer.layer(handler.service()));
-    for round in 0..200 {
-        let drains: Vec<_> = (0..4)
-            .map(|_| {
-                let handle = handle.clone();
-                tokio::spawn(async move { handle.drain().await })
-            })
-            .collect();
-        send(&service, request(&round.to_string())).await;
-        for drain in drains {
-            tokio::time::timeout(Duration::from_secs(5), drain).await.expect("drained").unwrap();
-        }
-    }
 }
 
 /// Settings at the ends of their ranges work.

@@ -51,6 +51,20 @@ async fn key_that_cannot_be_completed_delays_no_other_key_of_its_list() {
     }
 }
 
+/// So a SQL store sends them as one batch.
+#[tokio::test(start_paused = true)]
+async fn calls_of_a_list_are_made_at_once() {
+    let slow = |_: &_, _: &_| async {
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        Ok(())
+    };
+    let store = Hooked::default().before(StoreCall::Claim, slow).before(StoreCall::Complete, slow);
+    let service = DedupLayer::new(by_word(), store).layer(Handler::default().service());
+    let started = tokio::time::Instant::now();
+    assert_eq!(answered(&send(&service, list(EVENTS)).await), (200, None));
+    assert_eq!(started.elapsed(), Duration::from_secs(1));
+}
+
 #[tokio::test]
 async fn list_that_is_longer_than_the_queue_waits_for_room() {
     let dir = tempfile::tempdir().unwrap();

@@ -10,14 +10,14 @@ use metrics_util::debugging::{DebugValue, Snapshotter};
 use tower::Layer;
 use tower_dedup::adapter::MemoryAdapter;
 use tower_dedup::adapter::contract::DedupAdapter;
-use tower_dedup::key::{self, Event, Extracted, RequestRef};
+use tower_dedup::key::{self, Event};
 use tower_dedup::testing::{Fault, StoreCall};
 use tower_dedup::{
-    DedupKey, DedupLayer, Deduplicator, KeyExtractor, Mode, OnInFlight, OnMismatch, OnUnavailable,
-    Replay,
+    DedupKey, DedupLayer, Deduplicator, Mode, OnMismatch, OnUnavailable, Replay, RunError,
+    RunOutcome,
 };
 
-use crate::observe::{measured, observed, value};
+use crate::observe::{checked, measured, observed, value};
 use crate::support::multi_event::by_word;
 use crate::support::{
     Body, Faulty, Handler, by_header, dedup_key, faulty, request, request_to, send, spawn_send,
@@ -43,29 +43,6 @@ fn change(snapshotter: &Snapshotter, gauge: &str) -> f64 {
 fn gauges(snapshotter: &Snapshotter) -> [f64; 2] {
     let sums = measured(snapshotter);
     [WAITING, RUNNING].map(|gauge| value(&sums, gauge, &["test"]))
-}
-
-#[test]
-fn waiting_gauge_counts_who_waits_for_another_delivery() {
-    observed(async |_, snapshotter| {
-        let handler = Handler::default();
-        handler.hold();
-        let layer = DedupLayer::new(by_header(), store())
-            .on_in_flight(OnInFlight::Wait(Duration::from_secs(30)));
-        let (handle, service) = (layer.handle(), layer.layer(handler.service()));
-        let deliver = || spawn_send(&service, request("a"));
-        let first = deliver();
-        handler.running(1).await;
-        assert_eq!(gauges(&snapshotter), [0.0, 1.0]);
-        let others = [deliver(), deliver()];
-        until(|| handle.waiting() == 2).await;
-        assert_eq!(gauges(&snapshotter), [2.0, 2.0]);
-        handler.release();
-        for delivery in others.into_iter().chain([first]) {
-            assert_eq!(delivery.await.unwrap(), 200);
-        }
-        assert_eq!(gauges(&snapshotter), [-2.0, -3.0]);
-    });
 }
 
 #[test]
@@ -187,7 +164,7 @@ pub(crate) async fn work(way: &str) -> Result<(), &'static str> {
 #[test]
 fn deduplicator_reports_every_outcome_as_a_layer_does() {
     observed(async |log, snapshotter| {
-        let store = store();
+        let (watch, store) = ((log, snapshotter), store());
         let dedup = Deduplicator::new(Arc::clone(&store)).store_timeout(Duration::from_millis(50));
         let timed = dedup.clone().handler_timeout(Duration::from_millis(10));
         store.claim(&dedup_key("held"), &terms()).await.unwrap();
@@ -208,51 +185,33 @@ fn deduplicator_reports_every_outcome_as_a_layer_does() {
             store.set(StoreCall::Claim, fault);
             let event = Event::new(dedup_key(id)).with_payload(payload.into());
             let run = timed.run(event, async |_| work(way).await);
-            let panicked = AssertUnwindSafe(run).catch_unwind().await.is_err();
-            assert_eq!(panicked, way == "panics");
-            let record = log.last("delivery");
+            let ended = match AssertUnwindSafe(run).catch_unwind().await {
+                Ok(Ok(RunOutcome::First(()))) => "completed",
+                Ok(Ok(RunOutcome::Duplicate(_))) => "duplicate",
+                Ok(Ok(RunOutcome::InFlight)) => "in_flight",
+                Ok(Ok(RunOutcome::Mismatch(_))) => "mismatch",
+                Ok(Err(RunError::Handler(_))) => "failed",
+                Ok(Err(RunError::TimedOut)) => "handler_timeout",
+                Ok(Err(RunError::Store(_))) => "unavailable",
+                Ok(other) => panic!("{other:?}"),
+                Err(_) => "panicked",
+            };
+            assert_eq!(ended, outcome);
+            let (record, sums) = checked(&watch, number + 1, [outcome, level, ""]);
             let field = |name| record.get(name).map_or("", String::as_str);
-            let fields = ["id", "namespace", "keys", "outcome", "level", "attempt"].map(field);
-            assert_eq!(fields, [id, "test", "1", outcome, level, attempt], "{record:?}");
-            assert!(field("duration_ms").parse::<f64>().unwrap() >= 0.0);
+            let fields = ["id", "namespace", "keys", "attempt"].map(field);
+            assert_eq!(fields, [id, "test", "1", attempt], "{record:?}");
             let is_known = ["duplicate", "mismatch"].contains(&outcome);
             assert_eq!(record.contains_key("age_ms"), is_known, "{record:?}");
             let error = "calling a faulty adapter: the store is unavailable";
             assert_eq!(field("error") == error, outcome == "unavailable", "{record:?}");
-            assert_eq!(log.all("delivery").len(), number + 1, "one record for each run");
-
-            let sums = measured(&snapshotter);
-            for name in ["deliveries_total", "delivery_duration_seconds"] {
-                let name = format!("tower_dedup_{name}");
-                assert_eq!(value(&sums, &name, &["test", outcome]), 1.0, "{outcome}: {sums:#?}");
-            }
             let first =
                 |result| value(&sums, "tower_dedup_first_attempts_total", &["test", result]);
             let failed_first = f64::from(u8::from(attempt == "1"));
             assert_eq!([first("completed"), first("failed")], [0.0, failed_first], "{outcome}");
-            assert_eq!(value(&sums, RUNNING, &["test"]), 0.0);
         }
         dedup.drain().await;
     });
-}
-
-/// Returns the namespace of a tenant's keys.
-type NamespaceOf = fn(&str) -> String;
-
-/// Returns extractors of a tenant's keys: by `namespace_by`, and by a closure.
-fn extractors() -> [(KeyExtractor, NamespaceOf); 2] {
-    let tenant = |request: &RequestRef<'_>| {
-        Some(request.headers().get("x-tenant")?.to_str().ok()?.to_owned())
-    };
-    let by_closure = KeyExtractor::from_fn("test", move |request| {
-        let id = request.headers()["webhook-id"].to_str().unwrap();
-        let namespace = tenant(request).unwrap();
-        Ok(Extracted::Keys(Event::new(DedupKey::new(&namespace, id)?).into()))
-    });
-    [
-        (by_header().namespace_by(tenant), |tenant| format!("test:{tenant}")),
-        (by_closure, str::to_owned),
-    ]
 }
 
 fn of_tenant(tenant: &str, path: &'static str, id: &str) -> Request<Body> {
@@ -265,84 +224,85 @@ fn of_tenant(tenant: &str, path: &'static str, id: &str) -> Request<Body> {
 #[test]
 fn metrics_have_the_namespace_of_the_layer_and_records_that_of_the_key() {
     const TENANTS: [&str; 2] = ["tenant-1", "tenant-2"];
-    for (extractor, namespace_of) in extractors() {
-        observed(async |log, snapshotter| {
-            let (store, handler) = (store(), Handler::default());
-            let layer = DedupLayer::new(extractor, Arc::clone(&store))
-                .compare_payload(key::body_digest(), OnMismatch::Report)
-                .replay(Replay::new().body_limit(1))
-                .on_unavailable(OnUnavailable::FailOpen)
-                .store_timeout(Duration::from_millis(50));
-            let service = layer.layer(handler.service());
-            for tenant in TENANTS {
-                let deliver = |id| send(&service, of_tenant(tenant, "/hook", id));
-                let key = |id| DedupKey::new(&namespace_of(tenant), id).unwrap();
-                deliver("e1").await;
-                deliver("e1").await;
-                let mut other = of_tenant(tenant, "/elsewhere", "e1");
-                *other.body_mut() = Body::from("another");
-                send(&service, other).await;
-                // Another process dies with this event.
-                store.claim(&key("taken-over"), &terms()).await.unwrap();
-                store.get_ref().advance(Duration::from_secs(61));
-                deliver("taken-over").await;
-                // Another process takes this event over.
-                handler.hold();
-                let late = spawn_send(&service, of_tenant(tenant, "/hook", "lost"));
-                handler.running(1).await;
-                store.get_ref().advance(Duration::from_secs(61));
-                store.claim(&key("lost"), &terms()).await.unwrap();
-                let waits = spawn_send(&service, of_tenant(tenant, "/hook", "lost"));
-                until(|| layer.handle().waiting() == 1).await;
-                handler.release();
-                late.await.unwrap();
-                waits.await.unwrap();
-                store.set(StoreCall::Claim, Fault::Fail);
-                store.set(StoreCall::Complete, Fault::Fail);
-                deliver("unprotected").await;
-                store.set_all(Fault::None);
-                layer.handle().set_mode(Mode::Shadow);
-                deliver("shadow").await;
-                layer.handle().set_mode(Mode::Enforce);
-            }
-            layer.handle().drain().await;
-
-            let sums = measured(&snapshotter);
-            for (name, labels) in sums.keys() {
-                let has_tenant = labels.iter().any(|label| label.contains("tenant"));
-                assert!(!has_tenant, "{name} {labels:?}");
-            }
-            for name in [
-                "deliveries_total",
-                "running",
-                "waiting",
-                "pending_writes",
-                "delivery_duration_seconds",
-                "duplicate_age_seconds",
-                "first_attempts_total",
-                "takeovers_total",
-                "leases_lost_total",
-                "unprotected_total",
-                "other_path_total",
-                "mismatches_total",
-                "responses_not_stored_total",
-                "shadow_total",
-            ] {
-                let name = format!("tower_dedup_{name}");
-                let is_measured = |(of, labels): &(String, Vec<String>)| {
-                    *of == name && labels.first().is_some_and(|label| label == "test")
-                };
-                assert!(sums.keys().any(is_measured), "{name}: {sums:#?}");
-            }
-            for (message, count) in [("delivery", 8), ("takeover", 1), ("lease lost", 1)] {
-                for tenant in TENANTS.map(namespace_of) {
-                    let records = log.beginning(message);
-                    let of_tenant = records.iter().filter(|it| it["namespace"] == tenant).count();
-                    assert_eq!(of_tenant, count, "{tenant}: {records:#?}");
-                }
-            }
+    observed(async |log, snapshotter| {
+        let (store, handler) = (store(), Handler::default());
+        let by_tenant = by_header().namespace_by(|request| {
+            Some(request.headers().get("x-tenant")?.to_str().ok()?.to_owned())
         });
-    }
+        let layer = DedupLayer::new(by_tenant, Arc::clone(&store))
+            .compare_payload(key::body_digest(), OnMismatch::Report)
+            .replay(Replay::new().body_limit(1))
+            .on_unavailable(OnUnavailable::FailOpen)
+            .store_timeout(Duration::from_millis(50));
+        let service = layer.layer(handler.service());
+        for tenant in TENANTS {
+            let deliver = |id| send(&service, of_tenant(tenant, "/hook", id));
+            let key = |id| DedupKey::new(&format!("test:{tenant}"), id).unwrap();
+            deliver("e1").await;
+            deliver("e1").await;
+            let mut other = of_tenant(tenant, "/elsewhere", "e1");
+            *other.body_mut() = Body::from("another");
+            send(&service, other).await;
+            // Another process dies with this event.
+            store.claim(&key("taken-over"), &terms()).await.unwrap();
+            store.get_ref().advance(Duration::from_secs(61));
+            deliver("taken-over").await;
+            // Another process takes this event over.
+            handler.hold();
+            let late = spawn_send(&service, of_tenant(tenant, "/hook", "lost"));
+            handler.running(1).await;
+            store.get_ref().advance(Duration::from_secs(61));
+            store.claim(&key("lost"), &terms()).await.unwrap();
+            let waits = spawn_send(&service, of_tenant(tenant, "/hook", "lost"));
+            until(|| layer.handle().waiting() == 1).await;
+            handler.release();
+            late.await.unwrap();
+            waits.await.unwrap();
+            store.set(StoreCall::Claim, Fault::Fail);
+            store.set(StoreCall::Complete, Fault::Fail);
+            deliver("unprotected").await;
+            store.set_all(Fault::None);
+            layer.handle().set_mode(Mode::Shadow);
+            deliver("shadow").await;
+            layer.handle().set_mode(Mode::Enforce);
+        }
+        layer.handle().drain().await;
+
+        let sums = measured(&snapshotter);
+        for (name, labels) in sums.keys() {
+            let has_tenant = labels.iter().any(|label| label.contains("tenant"));
+            assert!(!has_tenant, "{name} {labels:?}");
+        }
+        for name in [
+            "deliveries_total",
+            "running",
+            "waiting",
+            "pending_writes",
+            "delivery_duration_seconds",
+            "duplicate_age_seconds",
+            "first_attempts_total",
+            "takeovers_total",
+            "leases_lost_total",
+            "unprotected_total",
+            "other_path_total",
+            "mismatches_total",
+            "responses_not_stored_total",
+            "shadow_total",
+        ] {
+            let name = format!("tower_dedup_{name}");
+            let is_measured = |(of, labels): &(String, Vec<String>)| {
+                *of == name && labels.first().is_some_and(|label| label == "test")
+            };
+            assert!(sums.keys().any(is_measured), "{name}: {sums:#?}");
+        }
+        for (message, count) in [("delivery", 8), ("takeover", 1), ("lease lost", 1)] {
+            for tenant in TENANTS.map(|tenant| format!("test:{tenant}")) {
+                let records = log.beginning(message);
+                let of_tenant = records.iter().filter(|it| it["namespace"] == tenant).count();
+                assert_eq!(of_tenant, count, "{tenant}: {records:#?}");
+            }
+        }
+    });
 }
 
 /// The first thousand namespaces have series of their own, and the others share one.

@@ -19,8 +19,8 @@ use crate::observe::{measured, observed};
 use crate::support::log::Log;
 use crate::support::multi_event::by_word;
 use crate::support::{
-    Body, Faulty, Handler, answered, by_header, dedup_key, event, faulty, polled, request,
-    request_to, result, send, until,
+    Body, Faulty, Handler, answered, by_header, dedup_key, event, faulty, polled, request, result,
+    send, until,
 };
 
 type Store = Arc<Faulty<MemoryAdapter>>;
@@ -253,20 +253,6 @@ async fn delivery_in_shadow_has_all_events_and_every_event_needs_to_run() {
     assert_eq!(delivery.idempotency_key("mail"), enforced.last().idempotency_key("mail"));
 }
 
-#[tokio::test]
-async fn events_of_a_delivery_in_shadow_complete_or_are_released_together() {
-    let (store, handler) = (store(), Handler::default().then(500));
-    let layer = DedupLayer::new(by_word(), Arc::clone(&store)).mode(Mode::Shadow);
-    let service = layer.layer(handler.service());
-    for (status, complete) in [(500, false), (200, true)] {
-        assert_eq!(send(&service, event("", "a b")).await.status(), status);
-        for id in ["a", "b"] {
-            assert_eq!(is_complete(&store, id).await, complete, "{id}");
-        }
-    }
-    assert_eq!(handler.last().attempt(), 2);
-}
-
 #[test]
 fn off_calls_no_store_and_reports_nothing() {
     observed(async |log, snapshotter| {
@@ -406,25 +392,6 @@ async fn on_arrival_layer_judges_the_retry_of_a_failed_event_as_a_duplicate() {
     assert_eq!((retry.status(), result(&retry), handler.runs()), (StatusCode::OK, None, 2));
     assert!(matches!(handler.last().verdict(), Verdict::Duplicate { .. }));
     assert!(handler.deliveries()[0].verdict() == Verdict::First);
-}
-
-/// Two routes share a namespace: under `Enforce`, the second one would not see the event.
-#[tokio::test]
-async fn duplicate_on_another_path_is_reported_in_shadow_and_runs() {
-    let (log, _guard) = Log::of_this_thread();
-    let handler = Handler::default();
-    let service = shadow(&store()).layer(handler.service());
-    let ids: Vec<String> = (0..5).map(|number| format!("on two paths {number}")).collect();
-    for id in &ids {
-        send(&service, request(id)).await;
-        send(&service, request(id)).await;
-    }
-    assert!(log.beginning("handled on another path").is_empty());
-    for id in &ids {
-        assert_eq!(result(&send(&service, request_to("/other", id)).await), None);
-    }
-    // Once a minute. Five events, because a delivery of another test may take the place of a noted path.
-    assert_eq!((handler.runs(), log.beginning("handled on another path").len()), (15, 1));
 }
 
 /// A delivery waits under `Enforce` for one that began in shadow, and is woken when it ends.

@@ -1,10 +1,9 @@
 //! Modes under load: shadow and off change no response, and a switch while deliveries run loses and doubles nothing.
 
 use std::collections::BTreeSet;
-use std::convert::Infallible;
 use std::panic::AssertUnwindSafe;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use futures_util::FutureExt;
@@ -13,16 +12,14 @@ use http::{HeaderMap, Method, Request, Response};
 use http_body_util::{BodyExt, Full};
 use tower::{Layer, Service, ServiceExt};
 use tower_dedup::adapter::MemoryAdapter;
-use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
 use tower_dedup::ledger::Ledger;
 use tower_dedup::testing::{Fault, StoreCall};
 use tower_dedup::{
-    DedupAnswer, DedupLayer, Delivery, Disposition, Mode, OnInFlight, OnMismatch, OnUnavailable,
-    Replay, Verdict, key,
+    DedupAnswer, DedupLayer, Disposition, Mode, OnInFlight, OnMismatch, OnUnavailable, Replay, key,
 };
 
 use crate::support::log::Log;
-use crate::support::{Body, Faulty, by_header, dedup_key, faulty, request, result, send};
+use crate::support::{Body, Faulty, by_header, faulty};
 
 /// The status, the headers and the body, or the text of the error or panic.
 type Got = Result<(u16, HeaderMap, Vec<u8>), String>;
@@ -154,105 +151,4 @@ async fn shadow_and_off_change_no_response() {
     let keyed = store();
     let scope = key::from_fn(|_| Ok(Some("alice".to_owned())));
     changes_no_response(DedupLayer::idempotency_key(scope, Arc::clone(&keyed)), &keyed).await;
-}
-
-/// The runs of one event.
-#[derive(Debug, Default, Clone)]
-struct EventRuns {
-    all: usize,
-    /// Runs that ended in 200, with the verdict `first`.
-    first: usize,
-    /// Other runs that ended in 200.
-    other: usize,
-}
-
-/// Two senders deliver each event until it has two 2xx. A third of the runs fail.
-#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn switch_under_load_loses_and_doubles_nothing() {
-    const EVENTS: usize = 3_000;
-    let store = Arc::new(MemoryAdapter::new());
-    let runs = Arc::new(Mutex::new(vec![EventRuns::default(); EVENTS]));
-    let noted = Arc::clone(&runs);
-    let handler = tower::service_fn(move |request: Request<Body>| {
-        let runs = Arc::clone(&noted);
-        async move {
-            let delivery = request.extensions().get::<Delivery>().unwrap();
-            let event: usize = delivery.id().parse().unwrap();
-            match rand::random_range(0..3) {
-                0 => {}
-                1 => tokio::task::yield_now().await,
-                _ => tokio::time::sleep(Duration::from_millis(1)).await,
-            }
-            let is_success = rand::random_range(0..3) > 0;
-            let mut runs = runs.lock().unwrap();
-            let (runs, verdict) = (&mut runs[event], delivery.verdict());
-            runs.all += 1;
-            runs.first += usize::from(is_success && verdict == Verdict::First);
-            runs.other += usize::from(is_success && verdict != Verdict::First);
-            let mut response = Response::new(Body::default());
-            *response.status_mut() = if is_success { 200 } else { 500 }.try_into().unwrap();
-            Ok::<_, Infallible>(response)
-        }
-    });
-    let wait = OnInFlight::Wait(Duration::from_secs(60));
-    let layer = DedupLayer::new(by_header(), Arc::clone(&store)).on_in_flight(wait);
-    let (handle, service) = (layer.handle(), layer.layer(handler));
-
-    let ended = Arc::new(AtomicBool::new(false));
-    let switch = tokio::spawn({
-        let (handle, ended) = (handle.clone(), Arc::clone(&ended));
-        async move {
-            let mut switches = 0;
-            let modes = [Mode::Shadow, Mode::Enforce, Mode::Off, Mode::Enforce, Mode::Shadow];
-            for mode in modes.into_iter().cycle().take_while(|_| !ended.load(Ordering::Relaxed)) {
-                handle.set_mode(mode);
-                switches += 1;
-                tokio::time::sleep(Duration::from_millis(1)).await;
-            }
-            switches
-        }
-    });
-    let senders = (0..64).map(|sender| {
-        let service = service.clone();
-        tokio::spawn(async move {
-            let (mut deliveries, mut duplicates) = (0, 0);
-            for event in (sender / 2..EVENTS).step_by(32) {
-                let mut acknowledged = 0;
-                while acknowledged < 2 {
-                    let response = send(&service, request(&event.to_string())).await;
-                    deliveries += 1;
-                    duplicates += usize::from(result(&response) == Some("duplicate"));
-                    acknowledged += usize::from(response.status() == 200);
-                }
-            }
-            (deliveries, duplicates)
-        })
-    });
-    let sent: Vec<_> = join_all(senders).await.into_iter().map(Result::unwrap).collect();
-    ended.store(true, Ordering::Relaxed);
-    let switches = switch.await.unwrap();
-    assert!(switches > 20, "{switches} switches");
-    handle.drain().await;
-    assert_eq!((handle.running(), handle.waiting(), handle.pending_writes()), (0, 0, 0));
-
-    let (mut all_runs, mut firsts) = (0, 0);
-    let runs = runs.lock().unwrap().clone();
-    for (id, event) in runs.into_iter().enumerate() {
-        // A run without a claim is the choice of shadow and off. No event has two claimed successes.
-        assert!(event.first <= 1, "{id} was doubled: {event:?}");
-        assert!(event.first + event.other >= 1, "{id} was lost: {event:?}");
-        let entry = store.get(&dedup_key(&id.to_string())).await.unwrap();
-        let is_complete = match entry.map(|entry| entry.state) {
-            Some(KeyState::Complete) => true,
-            Some(KeyState::InFlight) => panic!("{id} was left unsettled"),
-            _ => false,
-        };
-        assert_eq!(is_complete, event.first == 1, "{id}: {event:?}");
-        all_runs += event.all;
-        firsts += event.first;
-    }
-    let deliveries: usize = sent.iter().map(|(deliveries, _)| deliveries).sum();
-    let duplicates: usize = sent.iter().map(|(_, duplicates)| duplicates).sum();
-    assert_eq!(all_runs + duplicates, deliveries, "each delivery ran or was a duplicate");
-    assert!(firsts > 0 && duplicates > 0 && firsts < deliveries);
 }

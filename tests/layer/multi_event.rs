@@ -2,22 +2,14 @@
 //! released together. If another claim holds an event, the answer is 503.
 
 use std::collections::HashSet;
-use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use sqlx::postgres::PgPoolOptions;
-use tower_dedup::adapter::PostgresAdapter;
+use tower_dedup::DedupKey;
 use tower_dedup::adapter::contract::{CallTerms, DedupAdapter, Token};
-use tower_dedup::testing::StoreCall;
-use tower_dedup::{DedupKey, DedupLayer};
 
-use crate::support::multi_event::{
-    Fixture, Kind, LATE, Runs, apart, by_word, cases, ids, layers, own, pg, send_to, service,
-    within,
-};
-use crate::support::proxy::{Cut, through, to_postgres};
-use crate::support::{claim_all, dedup_key, faulty, rows, terms};
+use crate::support::multi_event::{Fixture, Kind, LATE, cases, ids, layers, own, send_to};
+use crate::support::{claim_all, dedup_key, rows, terms};
 
 macro_rules! under_every_ledger {
     ($($case:ident),+ $(,)?) => {
@@ -224,68 +216,4 @@ async fn maximum_of_events_runs_and_one_more_is_400(fixture: Fixture) {
     assert_eq!(rows(&fixture.store).await, 4_096);
     assert_eq!(fixture.effects.all().await.len(), 4_096);
     assert_eq!(fixture.send(&batch(4_096)).await, layers(200, "duplicate"));
-}
-
-cases! {
-    calls_memory_lease: memory_under(Lease) = [each_event_is_claimed_and_completed_by_one_call];
-    calls_memory_arrival: memory_under(Arrival) = [each_event_is_claimed_and_completed_by_one_call];
-}
-
-fn hundred(name: &str) -> String {
-    (0..100).map(|n| format!("{name}{n} ")).collect()
-}
-
-async fn each_event_is_claimed_and_completed_by_one_call(fixture: Fixture) {
-    let (store, runs, log) = (faulty(Arc::clone(&fixture.store)), Runs::default(), Arc::default());
-    let handler = move |request| apart(request, Arc::clone(&runs), Arc::clone(&log));
-    let service = match fixture.kind {
-        Kind::Lease => service(DedupLayer::new(by_word(), Arc::clone(&store)), handler),
-        _ => service(DedupLayer::on_arrival(by_word(), Arc::clone(&store)), handler),
-    };
-    assert_eq!(send_to(&service, &hundred("k")).await, own(200));
-    let calls =
-        [StoreCall::Claim, StoreCall::Complete, StoreCall::Release].map(|op| store.calls(op));
-    assert_eq!(calls, if fixture.kind == Kind::Lease { [100, 100, 0] } else { [100, 0, 0] });
-    assert_eq!(rows(&fixture.store).await, 100);
-}
-
-/// A hundred new events take as many messages to the server as one event does.
-#[tokio::test]
-async fn multi_event_delivery_takes_as_many_round_trips_as_one_event() {
-    let (schema, _pools) = pg().await;
-    let proxy = to_postgres(&schema.url().parse().unwrap()).await;
-    // One connection, which has prepared every statement after the first deliveries.
-    let pool = PgPoolOptions::new().max_connections(1).test_before_acquire(false);
-    let pool = pool.connect_lazy_with(through(proxy.port(), schema.url().parse().unwrap()));
-    let adapter = PostgresAdapter::new(pool.clone());
-    let (runs, log) = (Runs::default(), Arc::default());
-    let apart = {
-        let runs = Arc::clone(&runs);
-        move |request| apart(request, Arc::clone(&runs), Arc::clone(&log))
-    };
-    let within = move |request| within(request, Arc::clone(&runs), pool.clone());
-    // A lease needs two calls: claim and completion. On arrival needs one: the claim. A transaction
-    // needs the claim, BEGIN, one statement of effects with its Parse, the completion, and COMMIT.
-    for (service, messages) in [
-        (service(DedupLayer::new(by_word(), adapter.clone()), apart.clone()), 2),
-        (service(DedupLayer::on_arrival(by_word(), adapter.clone()), apart), 1),
-        (service(DedupLayer::transactional(by_word(), adapter), within), 6),
-    ] {
-        assert_eq!(send_to(&service, &format!("bulk! warm{messages}")).await, own(200));
-        for words in ["one".to_owned(), hundred("k")] {
-            let words = words
-                .replace('k', &format!("k{messages}-"))
-                .replace("one", &format!("one{messages}"));
-            // A statement is sometimes planned again, and its Parse is one message more.
-            let mut counted = Vec::new();
-            for again in 0..3 {
-                proxy.set(usize::MAX, Cut::Lost);
-                let words = words.replace('-', &format!("-{again}-"));
-                let words = words.replace("one", &format!("one{again}-"));
-                assert_eq!(send_to(&service, &format!("bulk! {words}")).await, own(200));
-                counted.push(proxy.messages());
-            }
-            assert_eq!(counted.iter().min(), Some(&messages), "{words}: {counted:?}");
-        }
-    }
 }

@@ -14,7 +14,7 @@ use tower_dedup::ledger::Ledger;
 use tower_dedup::testing::{Fault, StoreCall};
 use tower_dedup::verify::{Refusal, VerifyLayer};
 use tower_dedup::{
-    DedupLayer, KeyError, KeyErrorKind, KeyExtractor, LogIds, OnInFlight, OnMismatch,
+    DedupLayer, KeyError, KeyErrorKind, KeyExtractor, LogIds, Mode, OnInFlight, OnMismatch,
     OnUnavailable, Replay, key, provider,
 };
 
@@ -24,12 +24,14 @@ use crate::support::{
     spawn_send, terms,
 };
 
-/// Runs on one thread, with a log and metrics of its own. Every metric has to be described.
+/// Runs on one thread whose clock advances by itself, with a log and metrics of its own. Every metric has to be
+/// described.
 pub(crate) fn observed(run: impl AsyncFnOnce(Log, Snapshotter)) {
     use tracing_subscriber::layer::SubscriberExt;
     let (log, recorder) = (Log::default(), DebuggingRecorder::new());
     let snapshotter = recorder.snapshotter();
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let mut runtime = tokio::runtime::Builder::new_current_thread();
+    let runtime = runtime.enable_all().start_paused(true).build().unwrap();
     let subscriber = tracing_subscriber::registry().with(log.clone());
     tracing::subscriber::with_default(subscriber, || {
         metrics::with_local_recorder(&recorder, || {
@@ -72,21 +74,18 @@ fn store() -> Arc<Faulty<MemoryAdapter>> {
     faulty(MemoryAdapter::new())
 }
 
-/// Sends one delivery, and checks its record and its metrics. Returns the record, and what was measured.
-async fn reported<L: Ledger>(
-    (log, snapshotter): &(Log, Snapshotter),
-    layer: DedupLayer<L>,
-    handler: &Handler,
-    request: http::Request<impl Into<AxumBody>>,
+pub(crate) type Watch = (Log, Snapshotter);
+
+/// Checks that the last of so many deliveries has this record, and its metrics. Returns the record, and what was
+/// measured since the last look.
+pub(crate) fn checked(
+    (log, snapshotter): &Watch,
+    deliveries: usize,
     [outcome, level, status]: [&str; 3],
 ) -> (BTreeMap<String, String>, Sums) {
-    let (before, _) = (log.all("delivery").len(), measured(snapshotter));
-    let service = layer.layer(handler.fallible());
-    // A panic ends the task, and an error has no status.
-    let _ = tokio::spawn(service.oneshot(request.map(Into::into))).await;
     let mut records = log.all("delivery");
-    let record = records.pop().expect("a record");
-    assert_eq!(records.len(), before, "{outcome}: more than one record");
+    assert_eq!(records.len(), deliveries, "{outcome}: one record for each delivery");
+    let record = records.pop().unwrap();
     let field = |name| record.get(name).map_or("", String::as_str);
     assert_eq!(["outcome", "level", "status"].map(field), [outcome, level, status], "{record:?}");
     assert!(field("duration_ms").parse::<f64>().unwrap() >= 0.0);
@@ -96,6 +95,21 @@ async fn reported<L: Ledger>(
     }
     assert_eq!(value(&sums, "tower_dedup_running", &[field("namespace")]), 0.0, "{outcome}");
     (record, sums)
+}
+
+/// Sends one delivery, and checks its record and its metrics.
+async fn reported<L: Ledger>(
+    watch: &Watch,
+    layer: DedupLayer<L>,
+    handler: &Handler,
+    request: http::Request<impl Into<AxumBody>>,
+    row: [&str; 3],
+) -> (BTreeMap<String, String>, Sums) {
+    let (before, _) = (watch.0.all("delivery").len(), measured(&watch.1));
+    let service = layer.layer(handler.fallible());
+    // A panic ends the task, and an error has no status.
+    let _ = tokio::spawn(service.oneshot(request.map(Into::into))).await;
+    checked(watch, before + 1, row)
 }
 
 fn body(id: &str, body: impl Into<AxumBody>) -> http::Request<AxumBody> {
@@ -316,20 +330,22 @@ const ON_ANOTHER_PATH: &str = "tower_dedup_other_path_total";
 
 #[test]
 fn every_duplicate_on_another_path_is_counted() {
-    observed(async |_, snapshotter| {
-        let handler = Handler::default();
-        let service = DedupLayer::new(by_header(), store()).layer(handler.service());
-        let mut counts = Vec::new();
-        for number in 0..10 {
-            for path in ["/counted", "/other", "/counted", "/other"] {
-                let event = request_to(path, &format!("other path {number}"));
-                assert_eq!(send(&service, event).await.status(), 200);
+    for (mode, runs) in [(Mode::Enforce, 10), (Mode::Shadow, 40)] {
+        observed(async |_, snapshotter| {
+            let (layer, handler) = (DedupLayer::new(by_header(), store()), Handler::default());
+            let service = layer.mode(mode).layer(handler.service());
+            let mut counts = Vec::new();
+            for number in 0..10 {
+                for path in ["/counted", "/other", "/counted", "/other"] {
+                    let event = request_to(path, &format!("other path {number}"));
+                    assert_eq!(send(&service, event).await.status(), 200);
+                }
+                counts.push(value(&measured(&snapshotter), ON_ANOTHER_PATH, &["test"]));
             }
-            counts.push(value(&measured(&snapshotter), ON_ANOTHER_PATH, &["test"]));
-        }
-        assert_counted_on_another_path(&counts, 2.0);
-        assert_eq!(handler.runs(), 10);
-    });
+            assert_counted_on_another_path(&counts, 2.0);
+            assert_eq!(handler.runs(), runs, "{mode}");
+        });
+    }
 }
 
 #[test]

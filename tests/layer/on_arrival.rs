@@ -108,7 +108,7 @@ async fn second_identity_on_arrival_is_refused() {
 }
 
 /// The retry reads the key as complete, and gets the reply after the release. Its event has not run.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn key_that_is_released_before_the_reply_is_never_a_duplicate() {
     let claimed = Arc::new(AtomicUsize::new(0));
     let [replies, releases] = [(); 2].map(|()| Arc::new(Semaphore::new(0)));

@@ -6,7 +6,6 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use metrics_util::debugging::DebuggingRecorder;
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
@@ -16,7 +15,7 @@ use tower_dedup::adapter::inspect::{Entry, ForgetReply, MaintenanceAdapter, Stat
 use tower_dedup::internals::purge;
 use tower_dedup::{DedupKey, StoreError, StoreErrorKind};
 
-use crate::observe::measured;
+use crate::observe::{measured, observed, value};
 
 const INTERVAL: Duration = Duration::from_secs(600);
 
@@ -163,24 +162,12 @@ async fn a_full_statement_is_repeated_at_once_and_one_that_is_not_full_ends_the_
 
 #[test]
 fn rows_deleted_by_a_failing_round_are_counted() {
-    let recorder = DebuggingRecorder::new();
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    metrics::with_local_recorder(&recorder, || {
-        runtime.block_on(async {
-            tokio::time::pause();
-            let now = Duration::ZERO;
-            let store = Scripted::new([
-                (now, Ok(100)),
-                (now, Ok(100)),
-                (now, Err(StoreErrorKind::Unavailable)),
-                (now, Ok(7)),
-            ]);
-            let purger = purger(&store);
-            store.portions(5).await;
-            purger.abort();
-        });
+    observed(async |_, snapshotter| {
+        let fails = Err(StoreErrorKind::Unavailable);
+        let store = Scripted::new([Ok(100), Ok(100), fails, Ok(7)].map(|it| (Duration::ZERO, it)));
+        let purger = purger(&store);
+        store.portions(5).await;
+        purger.abort();
+        assert_eq!(value(&measured(&snapshotter), "tower_dedup_purged_total", &[]), 207.0);
     });
-    let mut counted = measured(&recorder.snapshotter()).into_iter();
-    let purged = counted.find(|((name, _), _)| name == "tower_dedup_purged_total");
-    assert_eq!(purged.unwrap().1, 207.0);
 }

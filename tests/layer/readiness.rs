@@ -3,18 +3,18 @@
 
 use std::future::{Ready, ready};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, LazyLock, Mutex};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use http::{Request, Response};
 use tower::{Layer, Service, ServiceExt};
-use tower_dedup::adapter::contract::{
-    Abilities, CallTerms, ClaimReply, CompleteReply, DedupAdapter, StoreFuture,
-};
-use tower_dedup::{DedupKey, DedupLayer, OnInFlight};
+use tower_dedup::adapter::contract::{CallTerms, DedupAdapter};
+use tower_dedup::testing::StoreCall;
+use tower_dedup::{DedupLayer, OnInFlight};
 
-use crate::support::{Body, answered, by_header, request, until};
+use crate::hooked::Hooked;
+use crate::support::{Body, answered, by_header, dedup_key, request, terms, until};
 
 /// The calls that an inner service and a ledger saw, and their behaviour.
 #[derive(Default)]
@@ -23,7 +23,6 @@ struct Stage {
     ready: AtomicUsize,
     /// The number of services that were ready at each `begin`.
     ready_at_begin: Mutex<Vec<usize>>,
-    is_free: AtomicBool,
     is_full: AtomicBool,
     is_broken: AtomicBool,
 }
@@ -85,37 +84,14 @@ impl Service<Request<Body>> for Inner {
     }
 }
 
-/// A store in which another claim holds every key, until the test frees the keys.
-struct HeldByAnother(Arc<Stage>);
+/// The terms of another claim, which holds the key until the test releases it.
+static HELD: LazyLock<CallTerms> = LazyLock::new(terms);
 
-impl DedupAdapter for HeldByAnother {
-    fn abilities(&self) -> Abilities {
-        let mut abilities = Abilities::default();
-        abilities.leases = true;
-        abilities
-    }
-
-    fn claim<'a>(&'a self, _: &'a DedupKey, _: &'a CallTerms) -> StoreFuture<'a, ClaimReply> {
-        let ready = self.0.ready.load(Ordering::SeqCst);
-        self.0.ready_at_begin.lock().unwrap().push(ready);
-        let is_free = self.0.is_free.load(Ordering::SeqCst);
-        let reply = if is_free { ClaimReply::first(1, false) } else { ClaimReply::InFlight };
-        Box::pin(async move { Ok(reply) })
-    }
-
-    fn release<'a>(&'a self, _: &'a DedupKey, _: &'a CallTerms) -> StoreFuture<'a, ()> {
-        Box::pin(async { Ok(()) })
-    }
-
-    fn complete<'a>(&'a self, _: &'a DedupKey, _: &'a CallTerms) -> StoreFuture<'a, CompleteReply> {
-        Box::pin(async move { Ok(CompleteReply::Held) })
-    }
-}
-
-fn staged(
+async fn staged(
     wait: Duration,
 ) -> (
     Arc<Stage>,
+    Arc<Hooked>,
     impl Service<
         Request<Body>,
         Response = Response<tower_dedup::ResponseBody<Body>>,
@@ -124,27 +100,33 @@ fn staged(
     > + Send,
 ) {
     let stage = Arc::new(Stage::default());
-    let layer = DedupLayer::new(by_header(), HeldByAnother(Arc::clone(&stage)))
-        .on_in_flight(OnInFlight::Wait(wait));
+    let seen = Arc::clone(&stage);
+    let store = Hooked::default().before(StoreCall::Claim, move |_, _| {
+        seen.ready_at_begin.lock().unwrap().push(seen.ready.load(Ordering::SeqCst));
+        async { Ok(()) }
+    });
+    store.store.claim(&dedup_key("a"), &HELD).await.unwrap();
+    let store = Arc::new(store);
+    let layer = DedupLayer::new(by_header(), Arc::clone(&store));
     let inner = Inner { stage: Arc::clone(&stage), ready: false };
-    (stage, layer.layer(inner))
+    (stage, store, layer.on_in_flight(OnInFlight::Wait(wait)).layer(inner))
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn waiting_delivery_is_ready_before_each_claim_and_returns_readiness_in_between() {
-    let (stage, service) = staged(Duration::from_secs(60));
+    let (stage, store, service) = staged(Duration::from_secs(60)).await;
     let delivery = tokio::spawn(service.oneshot(request("a")));
     until(|| stage.begins() > 2 && stage.ready.load(Ordering::SeqCst) == 0).await;
-    stage.is_free.store(true, Ordering::SeqCst);
+    store.store.release(&dedup_key("a"), &HELD).await.unwrap();
     assert_eq!(delivery.await.unwrap().unwrap().status(), 200);
     let ready_at_begin = stage.ready_at_begin.lock().unwrap().clone();
     assert!(ready_at_begin.iter().all(|ready| *ready == 1), "{ready_at_begin:?}");
     assert_eq!(stage.ready.load(Ordering::SeqCst), 0);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn waiting_delivery_whose_inner_service_stays_unready_is_503_and_claims_nothing() {
-    let (stage, service) = staged(Duration::from_millis(50));
+    let (stage, _, service) = staged(Duration::from_millis(50)).await;
     stage.is_full.store(true, Ordering::SeqCst);
     let refused = service.oneshot(request("a")).await.unwrap();
     assert_eq!(answered(&refused), (503, Some("unavailable")));
@@ -153,7 +135,7 @@ async fn waiting_delivery_whose_inner_service_stays_unready_is_503_and_claims_no
 
 #[tokio::test]
 async fn waiting_delivery_whose_inner_service_fails_returns_its_error_and_claims_nothing() {
-    let (stage, service) = staged(Duration::from_secs(60));
+    let (stage, _, service) = staged(Duration::from_secs(60)).await;
     stage.is_broken.store(true, Ordering::SeqCst);
     let error = service.oneshot(request("a")).await.unwrap_err();
     assert_eq!(error, "the inner service is broken");

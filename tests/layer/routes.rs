@@ -87,26 +87,6 @@ fn layers_of_one_namespace_on_two_routes_warn_that_the_second_has_not_run() {
 }
 
 #[test]
-fn layers_with_namespaces_on_two_routes_run_both_handlers() {
-    let log = logged(async || {
-        let (billing, tax, store) = (Runs::default(), Runs::default(), store());
-        let dedup = |namespace| {
-            let keys = provider::STRIPE.extractor().namespace(namespace);
-            DedupLayer::new(keys, Arc::clone(&store))
-        };
-        let app = Router::new()
-            .route("/named/billing", billing.route().layer(dedup("stripe-billing")))
-            .route("/named/tax", tax.route().layer(dedup("stripe-tax")));
-        for path in ["/named/billing", "/named/tax"] {
-            assert_eq!(deliver(&app, path, "named").await, handled());
-            assert_eq!(deliver(&app, path, "named").await, duplicate());
-        }
-        assert_eq!((billing.count(), tax.count()), (1, 1));
-    });
-    assert!(levels(&log, OTHER_PATH).is_empty());
-}
-
-#[test]
 fn one_layer_with_the_route_in_its_namespace_runs_both_handlers() {
     let log = logged(async || {
         let (billing, tenants) = (Runs::default(), Runs::default());

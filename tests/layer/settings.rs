@@ -57,9 +57,12 @@ fn layer_with_an_invalid_setting_is_an_error_when_checked_and_panics_when_applie
         );
         refused(&layer);
     }
-    refused(&layer().duplicate_status(StatusCode::CONFLICT));
-    let of_an_api = DedupLayer::idempotency_key(key::header("x-tenant"), MemoryAdapter::new());
-    refused(&of_an_api.duplicate_status(StatusCode::CONFLICT));
+    // A duplicate is never an error to its sender.
+    let api = DedupLayer::idempotency_key(key::header("x-tenant"), MemoryAdapter::new());
+    for (layer, status) in [(layer(), 409), (layer(), 301), (api, 500)] {
+        let layer = layer.duplicate_status(status.try_into().unwrap());
+        assert_eq!(refused(&layer), format!("`duplicate_status` must be 2xx, not {status}"));
+    }
     let no_pointer = || key::json("id");
     for layer in [
         DedupLayer::new(no_pointer().namespace("n"), MemoryAdapter::new()),
@@ -89,31 +92,6 @@ fn layer_with_valid_settings_is_checked() {
 #[test]
 fn setting_that_was_invalid_can_be_mended() {
     assert!(layer().lease(Duration::ZERO).lease(Duration::from_secs(1)).checked().is_ok());
-}
-
-#[tokio::test]
-async fn handle_taken_before_the_bounds_are_set_counts_and_drains() {
-    let handler = Handler::default();
-    handler.hold();
-    let early = layer();
-    let handle = early.handle();
-    let set = early.max_running(1).max_waiting(1);
-    let service =
-        set.on_in_flight(OnInFlight::Wait(Duration::from_secs(60))).layer(handler.service());
-    let deliver = |id| spawn_send(&service, request(id));
-    let first = deliver("a");
-    handler.running(1).await;
-    assert_eq!(handle.running(), 1);
-    assert_eq!(deliver("b").await.unwrap(), 503);
-    let drain = tokio::spawn({
-        let handle = handle.clone();
-        async move { handle.drain().await }
-    });
-    tokio::task::yield_now().await;
-    assert!(!drain.is_finished());
-    handler.release();
-    drain.await.unwrap();
-    assert_eq!((first.await.unwrap(), handle.running()), (StatusCode::OK, 0));
 }
 
 /// The order of builder calls does not matter, nor the clone on which they are made.

@@ -82,8 +82,25 @@ impl<S: tracing::Subscriber + for<'a> LookupSpan<'a>> tracing_subscriber::Layer<
     }
 }
 
-fn runtime() -> tokio::runtime::Runtime {
-    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
+/// Runs on one thread, and returns the spans. Those of the crate are there if they are wanted.
+fn spans_of(are_wanted: bool, run: impl AsyncFnOnce()) -> Spans {
+    let spans = Spans::default();
+    let wanted = move |metadata: &tracing::Metadata<'_>| {
+        are_wanted || !(metadata.is_span() && metadata.target() == "tower_dedup")
+    };
+    let subscriber = tracing_subscriber::registry().with(filter_fn(wanted)).with(spans.clone());
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    with_default(subscriber, || runtime.block_on(run()));
+    spans
+}
+
+/// Sends one delivery inside a span of the request.
+async fn send_in_a_span() {
+    let layer = DedupLayer::new(by_header(), MemoryAdapter::new());
+    let service = layer.layer(tower::service_fn(handle));
+    let outer = tracing::info_span!("request");
+    let sent = tracing::Instrument::instrument(send(&service, request("a")), outer);
+    assert_eq!(sent.await.status(), 200);
 }
 
 /// A handler that logs before and after it has waited, so that the delivery moves to its task.
@@ -98,16 +115,7 @@ async fn handle<B>(
 
 #[test]
 fn delivery_and_its_store_calls_are_spans_that_go_along_into_the_task() {
-    let spans = Spans::default();
-    with_default(tracing_subscriber::registry().with(spans.clone()), || {
-        runtime().block_on(async {
-            let layer = DedupLayer::new(by_header(), MemoryAdapter::new());
-            let service = layer.layer(tower::service_fn(handle));
-            let outer = tracing::info_span!("request");
-            let sent = tracing::Instrument::instrument(send(&service, request("a")), outer);
-            assert_eq!(sent.await.status(), 200);
-        });
-    });
+    let spans = spans_of(true, send_in_a_span);
     for message in ["before", "after"] {
         assert_eq!(spans.around(message), ["request", "delivery"], "{message}");
     }
@@ -135,17 +143,14 @@ fn delivery_and_its_store_calls_are_spans_that_go_along_into_the_task() {
 
 #[test]
 fn run_of_a_deduplicator_is_a_span_around_its_handler() {
-    let spans = Spans::default();
-    with_default(tracing_subscriber::registry().with(spans.clone()), || {
-        runtime().block_on(async {
-            let dedup = Deduplicator::new(MemoryAdapter::new());
-            let ran = dedup.run(dedup_key("a"), async |_| {
-                tokio::task::yield_now().await;
-                tracing::info!("handled");
-                Ok::<_, ()>(())
-            });
-            ran.await.unwrap();
+    let spans = spans_of(true, async || {
+        let dedup = Deduplicator::new(MemoryAdapter::new());
+        let ran = dedup.run(dedup_key("a"), async |_| {
+            tokio::task::yield_now().await;
+            tracing::info!("handled");
+            Ok::<_, ()>(())
         });
+        ran.await.unwrap();
     });
     assert_eq!(spans.around("handled"), ["delivery"]);
     assert!(spans.around("delivery").is_empty(), "the record has the fields itself");
@@ -156,16 +161,7 @@ fn run_of_a_deduplicator_is_a_span_around_its_handler() {
 
 #[test]
 fn without_the_spans_the_task_stays_in_the_span_of_the_request() {
-    let spans = Spans::default();
-    let wanted = filter_fn(|metadata| !(metadata.is_span() && metadata.target() == "tower_dedup"));
-    with_default(tracing_subscriber::registry().with(wanted).with(spans.clone()), || {
-        runtime().block_on(async {
-            let layer = DedupLayer::new(by_header(), MemoryAdapter::new());
-            let service = layer.layer(tower::service_fn(handle));
-            let outer = tracing::info_span!("request");
-            tracing::Instrument::instrument(send(&service, request("a")), outer).await;
-        });
-    });
+    let spans = spans_of(false, send_in_a_span);
     for message in ["before", "after", "delivery"] {
         assert_eq!(spans.around(message), ["request"], "{message}");
     }
@@ -174,17 +170,14 @@ fn without_the_spans_the_task_stays_in_the_span_of_the_request() {
 
 #[test]
 fn span_of_a_delivery_in_shadow_has_its_verdict() {
-    let spans = Spans::default();
-    with_default(tracing_subscriber::registry().with(spans.clone()), || {
-        runtime().block_on(async {
-            let layer = DedupLayer::new(by_header(), MemoryAdapter::new()).mode(Mode::Shadow);
-            let service = layer.layer(tower::service_fn(handle));
-            for _ in 0..2 {
-                send(&service, request("a")).await;
-            }
-            assert_eq!(spans.around("after"), ["delivery"]);
-        });
+    let spans = spans_of(true, async || {
+        let layer = DedupLayer::new(by_header(), MemoryAdapter::new()).mode(Mode::Shadow);
+        let service = layer.layer(tower::service_fn(handle));
+        for _ in 0..2 {
+            send(&service, request("a")).await;
+        }
     });
+    assert_eq!(spans.around("after"), ["delivery"]);
     let deliveries = spans.named("delivery");
     let seen: Vec<_> = deliveries
         .iter()

@@ -8,7 +8,7 @@ use http::{Request, Response, StatusCode};
 use tower::{Layer, service_fn};
 use tower_dedup::adapter::MemoryAdapter;
 use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
-use tower_dedup::{DedupKey, DedupLayer, Disposition, OnInFlight, Replay};
+use tower_dedup::{DedupKey, DedupLayer, Disposition, OnInFlight};
 
 use crate::support::ledgers::Inner;
 use crate::support::{
@@ -41,27 +41,6 @@ fn disposes(runs: &Arc<AtomicUsize>, status: u16, disposition: Disposition) -> i
 }
 
 #[tokio::test]
-async fn success_when_sees_the_whole_response() {
-    let (store, runs) = (store(), Arc::new(AtomicUsize::new(0)));
-    let count = Arc::clone(&runs);
-    let service = DedupLayer::new(by_header(), Arc::clone(&store))
-        .success_when(|response| response.headers.contains_key("x-final"))
-        .layer(service_fn(move |_: Request<Body>| {
-            let run = count.fetch_add(1, Ordering::SeqCst);
-            let mut response = Response::new(Body::default());
-            *response.status_mut() = StatusCode::CONFLICT;
-            if run > 0 {
-                response.headers_mut().insert("x-final", "yes".parse().unwrap());
-            }
-            async move { Ok::<_, std::convert::Infallible>(response) }
-        }));
-    for expected in [None, None, Some("duplicate")] {
-        assert_eq!(result(&send(&service, request("a")).await), expected);
-    }
-    assert_eq!(runs.load(Ordering::SeqCst), 2);
-}
-
-#[tokio::test]
 async fn disposition_decides_before_success_when_and_stays_in_the_response() {
     for (status, disposition, expected) in [
         (500, Disposition::Complete, true),
@@ -79,27 +58,6 @@ async fn disposition_decides_before_success_when_and_stays_in_the_response() {
     }
 }
 
-/// Two nested layers with keys of their own: both see the disposition of the handler.
-#[tokio::test]
-async fn disposition_is_obeyed_by_nested_layers() {
-    for (disposition, expected) in [(Disposition::Complete, true), (Disposition::Release, false)] {
-        let (inner, outer) = (store(), store());
-        let runs = Arc::new(AtomicUsize::new(0));
-        let other = tower_dedup::key::header("webhook-id").namespace("outer");
-        let service = DedupLayer::new(other, Arc::clone(&outer)).layer(
-            DedupLayer::new(by_header(), Arc::clone(&inner)).layer(disposes(
-                &runs,
-                500,
-                disposition,
-            )),
-        );
-        send(&service, request("a")).await;
-        assert_eq!(is_complete(&inner, dedup_key("a")).await, expected);
-        let key = DedupKey::new("outer", "a").unwrap();
-        assert_eq!(is_complete(&outer, key).await, expected);
-    }
-}
-
 #[tokio::test]
 async fn disposition_release_on_arrival_changes_nothing() {
     let (store, runs) = (store(), Arc::new(AtomicUsize::new(0)));
@@ -111,21 +69,6 @@ async fn disposition_release_on_arrival_changes_nothing() {
     assert_eq!(result(&send(&service, request("a")).await), None);
     assert!(is_complete(&store, dedup_key("a")).await);
     assert_eq!(result(&send(&service, request("a")).await), Some("duplicate"));
-    assert_eq!(runs.load(Ordering::SeqCst), 1);
-}
-
-#[tokio::test]
-async fn response_of_a_completed_failure_is_replayed_as_it_was() {
-    let runs = Arc::new(AtomicUsize::new(0));
-    let service = DedupLayer::new(by_header(), store()).replay(Replay::new()).layer(disposes(
-        &runs,
-        422,
-        Disposition::Complete,
-    ));
-    for expected in [None, Some("duplicate")] {
-        let response = send(&service, request("a")).await;
-        assert_eq!(answered(&response), (422, expected));
-    }
     assert_eq!(runs.load(Ordering::SeqCst), 1);
 }
 
@@ -186,15 +129,4 @@ async fn handler_timeout_wakes_a_waiting_delivery() {
     handler.release();
     assert_eq!(second.await.unwrap(), StatusCode::OK);
     assert_eq!((handler.runs(), handler.last().attempt()), (2, 2));
-}
-
-#[tokio::test(start_paused = true)]
-async fn handler_timeout_on_arrival_loses_the_event_as_a_failure_does() {
-    let (store, handler) = (store(), Handler::default());
-    handler.hold();
-    let service = DedupLayer::on_arrival(by_header(), Arc::clone(&store))
-        .handler_timeout(Duration::from_secs(1))
-        .layer(handler.service());
-    assert_eq!(send(&service, request("a")).await.status(), StatusCode::GATEWAY_TIMEOUT);
-    assert_eq!(result(&send(&service, request("a")).await), Some("duplicate"));
 }

@@ -11,20 +11,17 @@ use axum::routing::post;
 use bytes::Bytes;
 use http::{HeaderName, Request};
 use http_body_util::Full;
-use tokio::sync::Barrier;
 use tower::limit::ConcurrencyLimitLayer;
 use tower::{Layer, ServiceBuilder};
 use tower_dedup::adapter::MemoryAdapter;
-use tower_dedup::adapter::contract::{DedupAdapter, Fetch, RenewReply};
+use tower_dedup::adapter::contract::{DedupAdapter, Fetch};
 use tower_dedup::adapter::inspect::{ForgetReply, KeyState, MaintenanceAdapter};
 use tower_dedup::testing::{Fault, StoreCall, abandon, redeliver, redeliver_at_once};
 use tower_dedup::verify::VerifyLayer;
 use tower_dedup::{DedupAnswer, DedupLayer, OnInFlight, Replay, StoreErrorKind, provider, testing};
 
 use crate::secrets::test_secrets;
-use crate::support::{
-    FIRST, Handler, by_header, dedup_key, faulty, memory, request, rows, terms, until,
-};
+use crate::support::{Handler, by_header, dedup_key, faulty, memory, request, rows, terms};
 
 const LEASE: Duration = Duration::from_secs(60);
 
@@ -89,18 +86,6 @@ async fn copies_wait_until_the_service_is_ready() {
     assert_eq!(redeliver(service, request("a"), 2).await.duplicates(), 2);
 }
 
-/// Without deduplication all copies are in the handler at the same time.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn copies_at_once_run_beside_each_other() {
-    let barrier = Arc::new(Barrier::new(8));
-    let handler = async move || {
-        barrier.wait().await;
-    };
-    let app: Router = Router::new().route("/hook", post(handler));
-    let responses = redeliver_at_once(app, request("a"), 8).await;
-    assert_eq!((responses.handled(), responses.duplicates()), (8, 0));
-}
-
 #[tokio::test(start_paused = true)]
 async fn responses_of_copies_at_once_are_in_order_of_arrival() {
     static RUNS: AtomicUsize = AtomicUsize::new(0);
@@ -127,17 +112,6 @@ async fn panic_of_a_copy_reaches_the_test() {
 async fn error_of_the_service_fails_the_test() {
     let service = layer().layer(Handler::default().then(1).fallible());
     let _ = redeliver(service, request("a"), 2).await;
-}
-
-#[tokio::test]
-async fn copies_of_a_dropped_call_end() {
-    let handler = Handler::default();
-    handler.hold();
-    let sent = tokio::spawn(redeliver_at_once(handler.service(), request("a"), 3));
-    handler.running(3).await;
-    sent.abort();
-    let runtime = tokio::runtime::Handle::current();
-    until(|| runtime.metrics().num_alive_tasks() == 0).await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -184,25 +158,17 @@ async fn nth_call_has_its_fault_and_no_other() {
     store.set_nth(StoreCall::Claim, 3, Fault::Fail);
     // The last one counts.
     store.set_nth(StoreCall::Claim, 3, Fault::None);
-    let mut claimed = Vec::new();
-    for id in ["a", "b", "c", "d"] {
-        claimed.push(store.claim(&dedup_key(id), &terms()).await.is_ok());
+    let is_claimed = async |id| store.claim(&dedup_key(id), &terms()).await.is_ok();
+    for (id, claimed) in [("a", true), ("b", false), ("c", true), ("d", true)] {
+        assert_eq!(is_claimed(id).await, claimed, "{id}");
     }
-    assert_eq!(claimed, [true, false, true, true]);
     assert_eq!((store.calls(StoreCall::Claim), store.calls(StoreCall::Fetch)), (4, 0));
-    // It counts from now on.
-    store.set_nth(StoreCall::Claim, 1, Fault::Fail);
-    assert!(store.claim(&dedup_key("e"), &terms()).await.is_err());
-    // `set` holds for all others.
-    store.set(StoreCall::Release, Fault::Fail);
-    store.set_nth(StoreCall::Release, 2, Fault::None);
-    let (keys, mine) = (dedup_key("f"), terms());
-    store.claim(&keys, &mine).await.unwrap();
-    let mut released = Vec::new();
-    for _ in 0..3 {
-        released.push(store.release(&keys, &mine).await.is_ok());
+    // It counts from now on. `set` holds for all others.
+    store.set(StoreCall::Claim, Fault::Fail);
+    store.set_nth(StoreCall::Claim, 2, Fault::None);
+    for (id, claimed) in [("e", false), ("f", true), ("g", false)] {
+        assert_eq!(is_claimed(id).await, claimed, "{id}");
     }
-    assert_eq!(released, [false, true, false]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -240,32 +206,19 @@ async fn fault_of_a_fetch_hides_that_of_its_claim() {
 }
 
 #[tokio::test]
-async fn faulty_adapter_forwards_every_method() {
-    let store = faulty(MemoryAdapter::new());
+async fn faulty_adapter_forwards_the_calls_of_operators() {
+    let (store, key) = (faulty(MemoryAdapter::new()), dedup_key("a"));
     let abilities = store.abilities();
     assert!(abilities.leases && abilities.stored_data && !abilities.inspection);
-    let (keys, mine) = (dedup_key("a"), terms());
-    assert_eq!(store.claim(&keys, &mine).await.unwrap(), FIRST);
-    assert_eq!(store.renew(&keys, &mine).await.unwrap(), RenewReply::Held);
-    store.release(&keys, &mine).await.unwrap();
-    store.complete(&keys, &mine).await.unwrap();
-    let entry = store.get(&keys).await.unwrap().unwrap();
-    assert!(matches!(entry.state, KeyState::Complete));
+    store.complete(&key, &terms()).await.unwrap();
+    assert_eq!(store.get(&key).await.unwrap().unwrap().state, KeyState::Complete);
     assert_eq!(rows(&store).await, 1);
-    assert_eq!(store.forget(&keys).await.unwrap(), ForgetReply::Removed);
+    assert_eq!(store.forget(&key).await.unwrap(), ForgetReply::Removed);
     assert_eq!(store.purge(10).await.unwrap(), 0);
     store.set(StoreCall::Purge, Fault::Fail);
     assert_eq!(store.purge(10).await.unwrap_err().kind(), StoreErrorKind::Unavailable);
     store.close().await;
     assert!(store.get_ref().stats().await.is_err());
-    let calls = [
-        StoreCall::Claim,
-        StoreCall::Renew,
-        StoreCall::Release,
-        StoreCall::Complete,
-        StoreCall::Purge,
-    ];
-    assert_eq!(calls.map(|call| store.calls(call)), [1, 1, 1, 1, 2]);
 }
 
 /// Each preset's request passes its layer, and the verifying layer once it is signed: the handler runs once.

@@ -13,7 +13,6 @@ use tower_dedup::adapter::contract::DedupAdapter;
 use tower_dedup::testing::StoreCall;
 use tower_dedup::{DedupLayer, OnInFlight, ResponseBody};
 
-use crate::hooked::Hooked;
 use crate::observe::observed;
 use crate::support::ledgers::Inner;
 use crate::support::log::Log;
@@ -86,39 +85,6 @@ async fn waiting_duplicates_of_one_event_leave_new_events_their_places() {
     assert_eq!(times(&duplicates, &answer(503, "in-flight")), 248);
     assert_eq!(times(&duplicates, &answer(200, "duplicate")), 8);
     assert_eq!(held.runs(), 1);
-}
-
-/// Two of four permits are held by handlers. One more is held by the claims of all waiting duplicates together.
-#[tokio::test(start_paused = true)]
-async fn claims_of_waiting_duplicates_leave_a_permit_to_new_events() {
-    let held = Handler::default();
-    held.hold();
-    let slow = Hooked::default().before(StoreCall::Claim, |_, _| async {
-        tokio::time::sleep(Duration::from_millis(5)).await;
-        Ok(())
-    });
-    let layer =
-        DedupLayer::new(by_header(), slow).max_running(4).on_in_flight(OnInFlight::Wait(MINUTE));
-    let (handle, service) = (layer.handle(), layer.layer(slow_or_quick(&held)));
-    let slow = ["slow-1", "slow-2"].map(|id| deliver(&service, request(id)));
-    held.running(2).await;
-    let mut duplicates = Vec::new();
-    for _ in 0..64 {
-        duplicates.push(deliver(&service, request("slow-1")));
-        tokio::time::sleep(Duration::from_millis(6)).await;
-    }
-    for n in 0..200 {
-        let new = send(&service, request(&n.to_string())).await;
-        assert_eq!(answered(&new), (200, None), "{n}, with {} waiting", handle.waiting());
-    }
-    assert_eq!(handle.waiting(), 8);
-    held.release();
-    for slow in slow {
-        assert_eq!(slow.await.unwrap(), (200, None));
-    }
-    let duplicates = answers(duplicates).await;
-    assert_eq!(times(&duplicates, &answer(503, "in-flight")), 56);
-    assert_eq!(times(&duplicates, &answer(200, "duplicate")), 8);
 }
 
 /// Each delivery claims once when it comes. After that, one of those that wait claims for all.

@@ -53,7 +53,7 @@ async fn has_a_permit_and_outlives_its_client<L: Ledger>(layer: DedupLayer<L>) {
     assert_eq!(answered(&send(&service, ping()).await), (200, None));
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn handler_of_a_request_without_a_key_has_its_timeout() {
     let (log, _collecting) = Log::of_this_thread();
     let handler = Handler::default();

@@ -1,46 +1,10 @@
-//! The three modes of `CloudEvents`, on random events.
+//! The headers of `CloudEvents`: attributes, and lists that are no batch.
 
 use bytes::Bytes;
 use http::Request;
-use proptest::prelude::*;
 use tower_dedup::provider;
 
 use crate::cases::{Outcome, outcome};
-
-proptest! {
-    #[test]
-    fn cloudevents_event_has_one_key_in_every_mode(
-        source in r"\PC{0,11}[!-~]",
-        id in r"\PC{0,11}[!-~]",
-    ) {
-        // The HTTP binding encodes all but printable ASCII, and space, quote and percent.
-        let encoded = |text: &str| -> String {
-            let plain = |byte: &u8| byte.is_ascii_graphic() && !b"\"%".contains(byte);
-            text.bytes()
-                .map(|byte| match plain(&byte) {
-                    true => char::from(byte).to_string(),
-                    false => format!("%{byte:02X}"),
-                })
-                .collect()
-        };
-        let event = serde_json::json!({ "source": source, "id": id });
-        let answer = |content_type: &str, body: String| {
-            let (head, ()) = Request::post("/")
-                .header("content-type", content_type)
-                .header("ce-source", encoded(&source))
-                .header("ce-id", encoded(&id))
-                .body(())
-                .unwrap()
-                .into_parts();
-            outcome(provider::CLOUDEVENTS, &head, &Bytes::from(body))
-        };
-        let structured = answer("application/cloudevents+json", event.to_string());
-        let Outcome::Key { key } = structured.clone() else { panic!("{structured:?}") };
-        prop_assert_eq!(&answer("text/plain", "x".into()), &structured);
-        let batch = answer("application/cloudevents-batch+json", format!("[{event}]"));
-        prop_assert_eq!(batch, Outcome::Keys { keys: vec![key] });
-    }
-}
 
 /// The content type is not signed: with ids in headers, the events of a handled batch could run again.
 #[test]

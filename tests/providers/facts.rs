@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use bytes::Bytes;
-use http::{Method, Request};
+use http::Request;
 use tower_dedup::DedupKey;
 use tower_dedup::key::{self, Event, Extracted, RequestRef};
 use tower_dedup::provider;
@@ -11,16 +11,6 @@ use tower_dedup::provider;
 use crate::cases::Outcome::Bypass;
 use crate::cases::{self, Case, outcome};
 use crate::page::row;
-
-#[test]
-fn only_twilio_delivers_by_get() {
-    for preset in provider::ALL {
-        let by_get = preset.methods().contains(&Method::GET);
-        assert!(preset.methods().contains(&Method::POST), "{preset:?}");
-        assert_eq!(by_get, preset.name().starts_with("twilio"), "{preset:?}");
-        assert_eq!(preset.methods().len(), 1 + usize::from(by_get), "{preset:?}");
-    }
-}
 
 #[test]
 fn names_and_aliases_are_found_and_unique() {
@@ -60,27 +50,6 @@ fn handshakes_of_presets_are_documented() {
     }
 }
 
-/// The topic of Shopify is in a header.
-#[test]
-fn topics_with_one_body_need_a_namespace_each_for_their_content_identities() {
-    let identities = |name: &str, namespace: &str| {
-        let cases = cases::of(provider::SHOPIFY);
-        let case = cases.iter().find(|case| case.name.ends_with(name)).unwrap();
-        let (head, body) = case.parts();
-        let by_body = provider::SHOPIFY.extractor().namespace(namespace).content_identity();
-        let Ok(Extracted::Keys(keys)) = by_body.extract(&RequestRef::new(&head, &body)) else {
-            panic!("keys of {name}");
-        };
-        let event = &keys.events()[0];
-        (event.key().id().to_owned(), event.second_identity().unwrap().clone())
-    };
-    let created = identities("orders-create", "shopify");
-    let paid = identities("orders-paid-same-event", "shopify");
-    assert_ne!(created.0, paid.0);
-    assert_eq!(created.1, paid.1, "the second of them would be a duplicate");
-    assert_ne!(created.1, identities("orders-paid-same-event", "shopify-paid").1);
-}
-
 #[test]
 fn presets_of_one_event_can_be_composed_and_those_of_several_cannot() {
     let multi_event: Vec<_> =
@@ -97,29 +66,4 @@ fn presets_of_one_event_can_be_composed_and_those_of_several_cannot() {
     let found = composed.extract(&RequestRef::new(&head, &Bytes::new()));
     let expected = DedupKey::new("github-hooks", "guid|7").unwrap();
     assert_eq!(found, Ok(Extracted::Keys(Event::new(expected).into())));
-}
-
-/// The values that SENDGRID's documentation adds recognise an event under another id.
-#[test]
-fn event_of_sendgrid_under_another_id_has_one_second_identity() {
-    let values = key::json("/sg_message_id")
-        .and(key::json("/event"))
-        .and(key::json("/timestamp"))
-        .and(key::json("/email").optional())
-        .and(key::json("/url").optional());
-    let extractor = provider::SENDGRID.extractor().second_identity("values", values);
-    let identities = |id: &str| {
-        let body = format!(
-            r#"[{{"sg_event_id":"{id}","sg_message_id":"m1","event":"delivered","timestamp":17}}]"#
-        );
-        let (head, body) = Request::post("/").body(Bytes::from(body)).unwrap().into_parts();
-        let Ok(Extracted::Keys(keys)) = extractor.extract(&RequestRef::new(&head, &body)) else {
-            panic!("keys");
-        };
-        let event = &keys.events()[0];
-        (event.key().clone(), event.second_identity().unwrap().clone())
-    };
-    let (first, again) = (identities("a"), identities("b"));
-    assert_ne!(first.0, again.0);
-    assert_eq!((&first.1, first.1.id()), (&again.1, "m1|delivered|17||"));
 }

@@ -38,17 +38,7 @@ fn twilio_keys_contain_the_status_and_prefer_that_of_a_message() {
         ("MessageSid=SM1", "|SM1|"),
         // A message precedes a call if both are present.
         ("AccountSid=AC1&CallSid=CA1&MessageSid=SM1", "AC1|SM1|"),
-    ] {
-        for found in [by_form(parameters), by_query(parameters)] {
-            assert_eq!(found, Outcome::Key { key: key.to_owned() }, "{parameters}");
-        }
-    }
-}
-
-/// Fields that Twilio adds to the status of a call or a message, and that make no other kind of it.
-#[test]
-fn status_of_a_call_or_a_message_keeps_its_key_beside_other_fields() {
-    for (parameters, key) in [
+        // Fields that Twilio adds to the status of a call or a message, and that make no other kind of it.
         (
             "AccountSid=AC1&CallSid=CA1&CallStatus=completed&ParentCallSid=CA0&SequenceNumber=3\
              &AnsweredBy=human&CallbackSource=call-progress-events&Timestamp=Thu",

@@ -14,5 +14,4 @@ mod schemes;
 #[path = "../support/secrets.rs"]
 mod secrets;
 mod select;
-mod signing;
 mod vectors;

@@ -18,7 +18,7 @@ use tower_dedup::verify::{Part, Refusal, Scheme, VerifierError, VerifyLayer};
 use tower_dedup::{DedupLayer, key};
 
 use crate::secrets::test_secrets;
-use crate::vectors::{at, scheme};
+use crate::vectors::at;
 
 const NOW: i64 = 1_753_900_006;
 const SECRET: &str = "a_secret_for_tests";
@@ -76,32 +76,6 @@ fn every_form_of_a_scheme_verifies_what_it_signs_and_nothing_else() {
     // The same code by another program.
     let signed = SHOP.sign(SECRET, None, at(NOW), unsigned("body")).unwrap();
     assert_eq!(signed.headers()["x-shop-signature"], shop_code(SECRET, "1753900006", "body"));
-}
-
-#[test]
-fn several_codes_and_secrets_are_accepted_while_one_replaces_the_other() {
-    let code = |secret| {
-        let signed = BANK.sign(secret, None, at(NOW), unsigned("body")).unwrap();
-        signed.headers()["x-bank"].to_str().unwrap().split_once(',').unwrap().1.to_owned()
-    };
-    let verifier = BANK.verifier("new").unwrap().or_secret("old").unwrap();
-    let verdict = |header: String| {
-        let (head, ()) = Request::post("/").header("x-bank", header).body(()).unwrap().into_parts();
-        verifier.verify(&head, b"body", at(NOW))
-    };
-    let [new, old, other] = ["new", "old", "other"].map(code);
-    for (codes, verdict_of) in [
-        (new.clone(), Ok(())),
-        (old.clone(), Ok(())),
-        (format!("{other}, {old}"), Ok(())),
-        (format!("v0=xx,v1=zz,{new}"), Ok(())),
-        (other.clone(), Err(Refusal::Forged)),
-        (format!("v2={}", &new[3..]), Err(Refusal::Forged)),
-    ] {
-        assert_eq!(verdict(format!("t={NOW},{codes}")), verdict_of, "{codes}");
-    }
-    assert_eq!(verdict(new.clone()), Err(Refusal::Malformed("x-bank")), "no time");
-    assert_eq!(verdict(format!("t={NOW},t={NOW},{new}")), Err(Refusal::Malformed("x-bank")));
 }
 
 /// What is wrong, the headers, and the reason.
@@ -162,6 +136,11 @@ async fn bad_input_is_refused_with_its_reason_and_leaves_no_key() {
             Refusal::OutOfTime,
         ),
         ("no number", &[id, ("x-shop-time", "now"), code], Refusal::Malformed("x-shop-time")),
+        (
+            "the least number",
+            &[id, ("x-shop-time", "-9223372036854775808"), code],
+            Refusal::OutOfTime,
+        ),
         (
             "too many digits",
             &[id, ("x-shop-time", "99999999999999999999"), code],
@@ -234,21 +213,6 @@ fn invalid_scheme_or_secret_is_an_error_that_shows_no_secret() {
     }
 }
 
-/// A token may be the credentials of HTTP Basic, which Postmark and others send.
-#[test]
-fn token_is_compared_as_a_whole() {
-    let verifier = Scheme::token("authorization").verifier("Basic dXNlcjpwYXNz").unwrap();
-    for (value, verdict) in [
-        ("Basic dXNlcjpwYXNz", Ok(())),
-        ("Basic dXNlcjpwYXN", Err(Refusal::Forged)),
-        ("basic dXNlcjpwYXNz", Err(Refusal::Forged)),
-    ] {
-        let request = Request::post("/").header("authorization", value);
-        let (head, ()) = request.body(()).unwrap().into_parts();
-        assert_eq!(verifier.verify(&head, b"", at(0)), verdict, "{value}");
-    }
-}
-
 /// The signature and the keys are those of Svix's own test.
 #[test]
 fn standard_webhooks_verifies_both_kinds_in_one_header() {
@@ -259,7 +223,7 @@ fn standard_webhooks_verifies_both_kinds_in_one_header() {
     const V1A: &str = "v1a,hnO3f9T8Ytu9HwrXslvumlUpqtNVqkhqw/enGzPCXe5BdqzCInXqYXFymVJaA7AZdpXwVLPo3mNl8EM+m7TBAg==";
     const BODY: &str = r#"{"test": 2432232314}"#;
     let now = at(1_614_265_330);
-    let other = scheme(provider::STANDARD_WEBHOOKS);
+    let other = provider::STANDARD_WEBHOOKS.scheme().unwrap();
     let other = other.sign("whsk_nWGxne/9WmC6hEr0kuwsxERJxWl7MmkZcDusAxyuf2A=", None, now, {
         let request = Request::post("/").header("webhook-id", "msg_p5jXN8AQM9LWM0D4loKWxJek");
         request.body(Bytes::from(BODY)).unwrap()
@@ -303,7 +267,7 @@ fn standard_webhooks_verifies_both_kinds_in_one_header() {
         let request =
             Request::post("/").header(format!("{family}-id"), "msg_p5jXN8AQM9LWM0D4loKWxJek");
         let request = request.body(Bytes::from(BODY)).unwrap();
-        let signed = scheme(sender).sign(PRIVATE, None, now, request).unwrap();
+        let signed = sender.scheme().unwrap().sign(PRIVATE, None, now, request).unwrap();
         assert_eq!(signed.headers()[&*format!("{family}-signature")], V1A);
         for malformed in ["whpk_", "whpk_AAAA", "whpk_!"] {
             assert!(sender.verifier(malformed).is_err(), "{malformed}");

@@ -10,9 +10,8 @@ use std::collections::BTreeMap;
 use axum::body::to_bytes;
 use http::{HeaderName, HeaderValue, header};
 use tower_dedup::provider;
-use tower_dedup::verify::{Verifier, VerifierError};
+use tower_dedup::verify::Verifier;
 
-use crate::secrets::test_secrets;
 use crate::vectors::{VECTORS, at, case, cases};
 
 fn verifiers(
@@ -55,27 +54,6 @@ fn receiver_finds_the_scheme_of_each_secret() {
     }
     assert_eq!(verifiers(&[], None).unwrap().len(), 0);
     assert!(verifiers(&[("WEBHOOK_SECRET_TWILIO", "x")], Some("https://example.com")).is_ok());
-}
-
-/// Every sender with a known scheme has a variable for its secret.
-#[test]
-fn receiver_has_a_variable_for_every_preset_with_a_scheme() {
-    let (mut with, mut without) = (0, 0);
-    for preset in provider::ALL {
-        let variable = preset.name().to_ascii_uppercase().replace('-', "_");
-        let variable = format!("WEBHOOK_SECRET_{variable}");
-        let secret = if preset.has_verifier() { test_secrets(*preset)[0] } else { "MfKQ9r8G" };
-        let found = verifiers(&[(&variable, secret)], Some("https://example.com"));
-        if preset.has_verifier() {
-            with += 1;
-            assert!(found.unwrap().contains_key(preset.name()), "{variable}");
-            assert_eq!(preset.verifier("").err(), Some(VerifierError::EmptySecret));
-        } else {
-            without += 1;
-            assert!(found.is_err(), "{variable}");
-        }
-    }
-    assert!(with > without && with + without == provider::ALL.len());
 }
 
 async fn shake(headers: &[(&'static str, &'static str)], body: &str) -> Option<(String, String)> {

@@ -9,7 +9,7 @@ use http::request::Parts;
 use http::{HeaderName, Request, Uri};
 use serde::Deserialize;
 use tower_dedup::provider::{self, Preset};
-use tower_dedup::verify::{Refusal, Scheme, Verifier};
+use tower_dedup::verify::{Refusal, Verifier};
 
 use crate::page::row;
 use crate::secrets::test_secrets;
@@ -102,11 +102,11 @@ impl Case {
         let mut other = self.clone();
         if self.secret.len() == 124 {
             // The public key of another pair: a changed letter is no key.
-            other.secret = test_secrets(provider::SENDGRID)[0].to_owned();
+            other.secret = test_secrets(provider::SENDGRID.scheme())[0].to_owned();
             return other;
         }
         if self.headers.contains_key("X-Signature-Ed25519") {
-            other.secret = test_secrets(provider::DISCORD)[0].to_owned();
+            other.secret = test_secrets(provider::DISCORD.scheme())[0].to_owned();
             return other;
         }
         let at = self.secret.len() - 3;
@@ -160,11 +160,6 @@ pub(crate) fn genuine() -> Vec<(Preset, Case)> {
 /// Returns the senders with a known scheme.
 pub(crate) fn senders() -> Vec<Preset> {
     provider::ALL.iter().copied().filter(Preset::has_verifier).collect()
-}
-
-/// Returns the scheme of a sender that has one.
-pub(crate) fn scheme(sender: Preset) -> Scheme {
-    Option::from(sender).unwrap()
 }
 
 /// Returns the header with the signature.

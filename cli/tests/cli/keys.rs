@@ -63,15 +63,13 @@ impl Place {
 pub(crate) async fn fill(url: &str) {
     let adapter = adapter::connect(url).await.unwrap();
     let mine = terms();
-    let lapsed =
-        CallTerms::on_completion(Token::random(), mine.retention(), Duration::from_millis(1));
+    let lapsed = CallTerms::on_completion(Token::random(), mine.retention(), Duration::ZERO);
     adapter.claim(&dedup_key("gone"), &lapsed).await.unwrap();
     for id in ["run", "bad", "done"] {
         adapter.claim(&dedup_key(id), &mine).await.unwrap();
     }
     adapter.release(&dedup_key("bad"), &mine).await.unwrap();
     adapter.complete(&dedup_key("done"), &mine).await.unwrap();
-    tokio::time::sleep(Duration::from_millis(5)).await;
     adapter.close().await;
 }
 

@@ -1,7 +1,6 @@
 //! Compile-time guards: `Send`, `Sync`, `Clone`, `Debug` and dyn-compatibility of public types.
 
 use std::convert::Infallible;
-use std::fmt::Debug;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -25,7 +24,6 @@ fn is_send<T: Send + 'static>() {}
 fn is_shared<T: Send + Sync + ?Sized + 'static>() {}
 fn is_cloned<T: Clone + Send + Sync + 'static>() {}
 fn is_error<T: std::error::Error + Send + Sync + 'static>() {}
-fn is_debug<T: Debug>() {}
 fn is_adapter<T: DedupAdapter + ?Sized>() {}
 fn is_maintained<T: MaintenanceAdapter>() {}
 
@@ -62,16 +60,6 @@ fn types_are_as_shareable_as_promised() {
     is_error::<StoreError>();
     is_error::<KeyError>();
     is_error::<ConfigError>();
-}
-
-#[test]
-fn debug_output_of_public_types_names_them() {
-    is_debug::<DedupLayer>();
-    is_debug::<DedupLayer<Lease, Unsync>>();
-    is_debug::<Dedup<SyncInner, Erased>>();
-    is_debug::<ResponseFuture<Inner, Erased, Full<Bytes>, Unsync, Full<Bytes>>>();
-    is_debug::<DedupHandle>();
-    is_debug::<Delivery>();
 }
 
 #[test]

@@ -28,7 +28,7 @@ use http_body::Body;
 use http_body_util::{BodyExt, Full};
 use tower::{Service, ServiceExt, service_fn};
 use tower_dedup::adapter::MemoryAdapter;
-use tower_dedup::{DedupKey, DedupLayer, Delivery, key};
+use tower_dedup::{DedupLayer, Delivery, key};
 
 /// Neither UTF-8 nor one line, so that a change of the bytes on their way is visible.
 const BODY: &[u8] = b"{\"id\":\"evt_1\"}\r\n\0\xff \xf0\x9f";
@@ -44,10 +44,6 @@ fn store() -> Memory {
 
 fn dedup(store: &Memory) -> DedupLayer {
     DedupLayer::new(key::header("x-id").namespace("acme"), Arc::clone(store))
-}
-
-fn acme(id: &str) -> DedupKey {
-    DedupKey::new("acme", id).unwrap()
 }
 
 fn delivery<B: From<Bytes>>(id: &str, body: &'static [u8]) -> Request<B> {

@@ -12,90 +12,55 @@ use tower_dedup::adapter::inspect::MaintenanceAdapter;
 use tower_dedup::{DedupLayer, Verified, key};
 
 use super::{BODY, Handler, dedup, delivers_once, duplicate, full, handled, send, store};
-use crate::support::rows;
 
-#[tokio::test]
-async fn router_layer() {
-    let handler = Handler::default();
-    let app = handler.router().layer(dedup(&store()));
-    delivers_once::<_, axum::body::Body, _>(app, &handler).await;
-}
-
-#[tokio::test]
-async fn router_route_layer() {
-    let handler = Handler::default();
-    let app = handler.router().route_layer(dedup(&store()));
-    delivers_once::<_, axum::body::Body, _>(app, &handler).await;
-}
-
-#[tokio::test]
-async fn method_router_layer() {
-    let handler = Handler::default();
-    let route = axum::routing::any_service(handler.service()).layer(dedup(&store()));
-    let app = Router::<()>::new().route("/hook", route);
-    delivers_once::<_, axum::body::Body, _>(app, &handler).await;
-}
-
-#[tokio::test]
-async fn router_nested_inside_and_outside() {
-    let handler = Handler::default();
-    let inside = Router::new().route("/", handler.route()).layer(dedup(&store()));
-    delivers_once::<_, axum::body::Body, _>(Router::new().nest("/hook", inside), &handler).await;
-
-    let handler = Handler::default();
-    let inside = Router::new().route("/", handler.route());
-    let app = Router::new().nest("/hook", inside).layer(dedup(&store()));
-    delivers_once::<_, axum::body::Body, _>(app, &handler).await;
-}
-
-#[tokio::test]
-async fn nested_service() {
-    let handler = Handler::default();
-    let service = dedup(&store()).layer(handler.service());
-    let app = Router::<()>::new().nest_service("/hook", service);
-    delivers_once::<_, axum::body::Body, _>(app, &handler).await;
-}
-
-#[tokio::test]
-async fn from_fn_outside() {
-    async fn verify(mut request: AxumRequest, next: Next) -> axum::response::Response {
-        request.extensions_mut().insert(Verified);
-        next.run(request).await
-    }
-    let handler = Handler::default();
-    let app = handler.router().layer(dedup(&store()).require_verified()).layer(from_fn(verify));
-    delivers_once::<_, axum::body::Body, _>(app, &handler).await;
+async fn verify(mut request: AxumRequest, next: Next) -> axum::response::Response {
+    request.extensions_mut().insert(Verified);
+    next.run(request).await
 }
 
 async fn untouched(request: AxumRequest, next: Next) -> axum::response::Response {
     next.run(request).await
 }
 
-#[tokio::test]
-async fn from_fn_inside_behind_a_router() {
-    let handler = Handler::default();
-    let app = handler.router().layer(from_fn(untouched)).layer(dedup(&store()));
-    delivers_once::<_, axum::body::Body, _>(app, &handler).await;
-}
+/// Where the layer stands, and a router of the handler with it.
+type Place = (&'static str, fn(&Handler, DedupLayer) -> Router);
+
+const PLACES: [Place; 9] = [
+    ("a router", |handler, dedup| handler.router().layer(dedup)),
+    ("its routes", |handler, dedup| handler.router().route_layer(dedup)),
+    ("a method router", |handler, dedup| {
+        let route = axum::routing::any_service(handler.service()).layer(dedup);
+        Router::new().route("/hook", route)
+    }),
+    ("inside a nest", |handler, dedup| {
+        Router::new().nest("/hook", Router::new().route("/", handler.route()).layer(dedup))
+    }),
+    ("around a nest", |handler, dedup| {
+        Router::new().nest("/hook", Router::new().route("/", handler.route())).layer(dedup)
+    }),
+    ("a nested service", |handler, dedup| {
+        Router::new().nest_service("/hook", dedup.layer(handler.service()))
+    }),
+    ("inside of `from_fn`", |handler, dedup| {
+        handler.router().layer(dedup.require_verified()).layer(from_fn(verify))
+    }),
+    ("outside of `from_fn`", |handler, dedup| {
+        handler.router().layer(from_fn(untouched)).layer(dedup)
+    }),
+    ("directly outside of `from_fn`", |handler, dedup| {
+        let dedup = dedup.inner_body::<axum::body::Body>();
+        handler.router().layer(ServiceBuilder::new().layer(dedup).layer(from_fn(untouched)))
+    }),
+];
 
 #[tokio::test]
-async fn from_fn_directly_inside_takes_the_body_of_axum() {
-    let handler = Handler::default();
-    let inside = ServiceBuilder::new()
-        .layer(dedup(&store()).inner_body::<axum::body::Body>())
-        .layer(from_fn(untouched));
-    let app = handler.router().layer(inside);
-    delivers_once::<_, axum::body::Body, _>(app, &handler).await;
-}
-
-#[tokio::test]
-async fn two_dedup_layers_nested() {
-    let (handler, store) = (Handler::default(), store());
-    let outer = DedupLayer::new(key::header("x-id").namespace("outer"), Arc::clone(&store));
-    let app = handler.router().layer(dedup(&store)).layer(outer);
-    delivers_once::<_, axum::body::Body, _>(app, &handler).await;
-    // Each layer has stored both events.
-    assert_eq!(rows(&store).await, 4);
+async fn layer_stands_wherever_a_router_takes_one() {
+    for (place, router) in PLACES {
+        println!("{place}");
+        let handler = Handler::default();
+        let app = router(&handler, dedup(&store()));
+        delivers_once::<_, axum::body::Body, _>(app, &handler).await;
+    }
 }
 
 #[tokio::test]

@@ -2,14 +2,13 @@
 
 use bytes::Bytes;
 use http::{HeaderValue, Request, StatusCode, header};
-use http_body_util::{Empty, Full};
+use http_body_util::Full;
 use hyper_util::rt::TokioIo;
 use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
 use tower::limit::ConcurrencyLimitLayer;
 use tower::util::{BoxCloneService, BoxCloneSyncService};
 use tower::{Layer, Service, ServiceBuilder, ServiceExt};
-use tower_dedup::DedupAnswer;
 
 use super::{
     BODY, Handler, answer, dedup, delivers_once, duplicate, full, handled, own, send, soon, store,
@@ -125,25 +124,4 @@ async fn a_body_of_one_buffer_is_not_copied() {
     let request = full("evt_1", b"").map(|_| axum::body::Body::from(sent.clone()));
     assert_eq!(send(&app, request).await, handled());
     assert_eq!(handler.bodies()[1].as_ptr(), sent.as_ptr());
-}
-
-#[tokio::test]
-async fn a_request_without_a_body_gives_the_handler_an_empty_one() {
-    let handler = Handler::default();
-    let service = dedup(&store()).layer(handler.service::<Full<Bytes>>());
-    let request = || full("evt_1", b"").map(|_| Empty::<Bytes>::new());
-    assert_eq!(send(&service, request()).await, handled());
-    assert_eq!(send(&service, request()).await, duplicate());
-    assert_eq!(handler.bodies(), [Bytes::new()]);
-}
-
-#[tokio::test]
-async fn an_outer_layer_reads_the_result_from_the_extensions() {
-    let handler = Handler::default();
-    let service = dedup(&store()).result_header(None).layer(handler.service::<Full<Bytes>>());
-    for expected in [None, Some(DedupAnswer::Duplicate)] {
-        let response = service.clone().oneshot(full("evt_1", BODY)).await.unwrap();
-        assert_eq!(response.extensions().get::<DedupAnswer>().copied(), expected);
-        assert!(!response.headers().contains_key("x-dedup-result"));
-    }
 }
