@@ -1,9 +1,11 @@
 //! The calls of a store, the rows of a statement, and their replies.
 
+use std::sync::Arc;
+
 use super::super::replies::{ClaimReply, CompleteReply, RenewReply};
 use super::super::stored::Fetch;
-use super::super::terms::{CallTerms, Permanence, Token};
-use super::queue::{BatchItem, Waits};
+use super::super::terms::{CallTerms, Permanence};
+use super::queue::BatchItem;
 use super::row::{Row, first};
 use crate::error::{StoreError, StoreErrorKind};
 use crate::key::DedupKey;
@@ -17,10 +19,8 @@ pub(in crate::adapter) enum Kind {
     ClaimComplete,
     Renew,
     Complete,
-    /// Releases incomplete rows.
+    /// Releases incomplete rows; under `OnClaim`, rows that were claimed complete.
     Release,
-    /// Releases rows that were claimed complete.
-    ReleaseComplete,
     /// Reads whether the token has completed the row.
     Check,
 }
@@ -30,21 +30,13 @@ impl Kind {
         if terms.permanence() == Permanence::OnClaim { Self::ClaimComplete } else { Self::Claim }
     }
 
-    pub(in crate::adapter) fn release(terms: &CallTerms) -> Self {
-        if terms.permanence() == Permanence::OnClaim {
-            Self::ReleaseComplete
-        } else {
-            Self::Release
-        }
-    }
-
     /// Returns the operation, for the text of an error.
     pub(in crate::adapter) fn context(self) -> &'static str {
         match self {
             Self::Claim | Self::ClaimComplete => "claiming keys",
             Self::Renew => "renewing leases",
             Self::Complete => "completing keys",
-            Self::Release | Self::ReleaseComplete => "releasing keys",
+            Self::Release => "releasing keys",
             Self::Check => "reading completions",
         }
     }
@@ -84,34 +76,22 @@ impl RowReply {
         Self::Claimed(first(attempts, takeover), None)
     }
 
-    /// Returns the reply to a claim or a completion that finds this row, if it need not write.
-    pub(in crate::adapter) fn of_row(row: &Row, kind: Kind, terms: &CallTerms) -> Replied {
+    /// Returns the reply to a call that finds this row, if it need not write.
+    pub(in crate::adapter) fn of_row(row: Option<&Row>, kind: Kind, terms: &CallTerms) -> Replied {
+        let Some(row) = row else {
+            return (kind == Kind::Check).then_some(Ok(Self::Checked(false)));
+        };
         let reply = if kind.is_claim() {
             row.claimed(terms).map(|reply| Some(Self::Claimed(reply?, row.token)))
         } else {
-            row.completed(terms.token()).map(|reply| reply.map(Self::Completed))
+            row.completed(terms.token()).map(|reply| match kind {
+                Kind::Check => Some(Self::Checked(
+                    reply.is_some_and(|reply| reply != CompleteReply::LeaseLost),
+                )),
+                _ => reply.map(Self::Completed),
+            })
         };
         reply.transpose()
-    }
-
-    pub(in crate::adapter) fn claimed(self) -> Option<ClaimReply> {
-        if let Self::Claimed(claimed, _) = self { Some(claimed) } else { None }
-    }
-
-    pub(in crate::adapter) fn renewed(self) -> Option<RenewReply> {
-        if let Self::Renewed(renewed) = self { Some(renewed) } else { None }
-    }
-
-    pub(in crate::adapter) fn completed(self) -> Option<CompleteReply> {
-        if let Self::Completed(completed) = self { Some(completed) } else { None }
-    }
-
-    pub(in crate::adapter) fn checked(self) -> Option<bool> {
-        if let Self::Checked(is_complete) = self { Some(is_complete) } else { None }
-    }
-
-    pub(in crate::adapter) fn released(self) -> Option<()> {
-        matches!(self, Self::Released).then_some(())
     }
 }
 
@@ -120,29 +100,42 @@ pub(in crate::adapter) fn missing_reply() -> StoreError {
     StoreError::new(StoreErrorKind::Corrupt, "reading the replies of a batch")
 }
 
-/// One caller's call.
+/// One caller's call. The caller holds it for as long as it waits.
 pub(in crate::adapter) struct Call {
     pub(super) kind: Kind,
-    pub(super) key: DedupKey,
+    pub(in crate::adapter) key: DedupKey,
     /// A batch is sorted by it, and then by key.
-    pub(super) hash: u128,
-    pub(super) terms: CallTerms,
+    pub(in crate::adapter) hash: u128,
+    pub(in crate::adapter) terms: CallTerms,
 }
 
 impl Call {
-    pub(super) fn new(kind: Kind, key: &DedupKey, terms: &CallTerms, hash: u128) -> Self {
+    pub(in crate::adapter) fn new(
+        kind: Kind,
+        key: &DedupKey,
+        terms: &CallTerms,
+        hash: u128,
+    ) -> Arc<Self> {
         // Responses are large, and would delay the other calls of a batch.
         let terms = terms.clone().with_fetch(without_response(terms.fetch()));
-        Self { kind, key: key.clone(), hash, terms }
+        Arc::new(Self { kind, key: key.clone(), hash, terms })
     }
 
-    pub(super) fn kind(&self) -> Kind {
-        self.kind
+    /// Returns `true` if the caller still waits. The batch has the other reference.
+    pub(in crate::adapter) fn has_caller(self: &Arc<Self>) -> bool {
+        Arc::strong_count(self) > 1
     }
 
-    /// Returns the row of the call. `index` is the place of the call in its batch.
-    pub(super) fn row<'c>(&'c self, index: usize, waits: &'c Waits<'c>) -> RowCall<'c> {
-        RowCall { key: &self.key, hash: self.hash, terms: &self.terms, call: index, waits }
+    /// Returns the lease that its row has, in milliseconds; `None` for a row that is complete, or becomes so.
+    pub(in crate::adapter) fn lease_ms(&self) -> Option<i64> {
+        let is_leased =
+            self.kind != Kind::Complete && self.terms.permanence() != Permanence::OnClaim;
+        is_leased.then(|| self.terms.lease_ms())
+    }
+
+    /// Returns `true` if its row stores data.
+    pub(in crate::adapter) fn stores_data(&self) -> bool {
+        matches!(self.kind, Kind::ClaimComplete | Kind::Complete) && self.terms.stores_data()
     }
 
     /// Returns the size of the response that its row stores.
@@ -152,77 +145,41 @@ impl Call {
     }
 }
 
-impl BatchItem for Call {
+impl BatchItem for Arc<Call> {
     type Reply = RowReply;
 
     /// A batch has equal terms, except for tokens and data to store: each statement has one retention, one lease
     /// and one class of stored data.
     fn can_join(&self, other: &Self) -> bool {
         let terms = |call: &Self| {
-            (call.kind, call.terms.retention(), call.terms.lease(), call.terms.fetch())
+            (call.kind, call.terms.retention(), call.terms.permanence(), call.terms.fetch())
         };
         terms(self) == terms(other)
     }
 
     fn is_bounded(&self) -> bool {
-        Kind::is_claim(self.kind)
+        self.kind.is_claim()
     }
 }
 
-/// One key of a statement, with the terms of its call. The rows of a statement have equal terms, except for tokens and
-/// data to store.
-#[derive(Clone, Copy)]
+/// A row of a statement: the call that names its key, and its reply once it has one. The rows of a statement have equal
+/// terms, except for tokens and data to store.
 pub(in crate::adapter) struct RowCall<'c> {
-    pub(in crate::adapter) key: &'c DedupKey,
-    #[allow(dead_code, reason = "SQLite finds a row by its key")]
-    pub(in crate::adapter) hash: u128,
-    pub(in crate::adapter) terms: &'c CallTerms,
-    /// The index of the call in its batch.
-    call: usize,
-    waits: &'c Waits<'c>,
+    pub(in crate::adapter) call: &'c Arc<Call>,
+    pub(in crate::adapter) reply: Replied,
 }
 
-impl RowCall<'_> {
-    pub(in crate::adapter) fn token(&self) -> Token {
-        self.terms.token()
-    }
-
-    /// Returns `true` if the caller of this row still waits.
-    pub(in crate::adapter) fn has_caller(&self) -> bool {
-        (self.waits)(self.call)
+impl<'c> RowCall<'c> {
+    pub(in crate::adapter) fn new(call: &'c Arc<Call>) -> Self {
+        Self { call, reply: None }
     }
 }
 
-/// Returns the rows of one call that is made outside of the queue.
-pub(in crate::adapter) fn rows_of<'c>(
-    keys: &'c [DedupKey],
-    terms: &'c CallTerms,
-    hash: impl Fn(&DedupKey) -> u128,
-) -> Vec<RowCall<'c>> {
-    let row = |key| RowCall { key, hash: hash(key), terms, call: 0, waits: &|_| true };
-    keys.iter().map(row).collect()
-}
-
-/// Returns for each row that was read whether its token has completed it.
-pub(in crate::adapter) fn checked(rows: &[RowCall<'_>], found: &[Option<Row>]) -> Vec<Replied> {
-    let checked = |(row, found): (&RowCall<'_>, &Option<Row>)| {
-        let is_complete = |found: &Row| {
-            let completed = found.completed(row.token())?;
-            Ok(completed.is_some_and(|reply| reply != CompleteReply::LeaseLost))
-        };
-        Some(found.as_ref().map_or(Ok(false), is_complete).map(RowReply::Checked))
-    };
-    rows.iter().zip(found).map(checked).collect()
-}
-
-/// Returns the rows at these indexes.
-pub(in crate::adapter) fn select<'c>(rows: &[RowCall<'c>], indexes: &[usize]) -> Vec<RowCall<'c>> {
-    indexes.iter().map(|index| rows[*index]).collect()
-}
-
-/// Returns `true` if any row has data to store.
-pub(in crate::adapter) fn stores_data(rows: &[RowCall<'_>]) -> bool {
-    rows.iter().any(|row| row.terms.stores_data())
+/// Returns the rows without a reply.
+pub(in crate::adapter) fn unanswered<'r, 'c>(
+    rows: &'r mut [RowCall<'c>],
+) -> Vec<&'r mut RowCall<'c>> {
+    rows.iter_mut().filter(|row| row.reply.is_none()).collect()
 }
 
 /// Returns the stored data that a batch reads: no responses.
@@ -234,6 +191,7 @@ pub(in crate::adapter) fn without_response(fetch: Fetch) -> Fetch {
 mod tests {
     use std::time::Duration;
 
+    use super::super::super::terms::Token;
     use super::*;
 
     #[test]
@@ -246,7 +204,6 @@ mod tests {
             (Kind::Renew, false),
             (Kind::Complete, false),
             (Kind::Release, false),
-            (Kind::ReleaseComplete, false),
         ] {
             assert_eq!(Call::new(kind, &key, &terms, 1).is_bounded(), begins, "{kind:?}");
         }

@@ -44,9 +44,6 @@ pub(in crate::adapter) trait BatchItem: Send + 'static {
     fn is_bounded(&self) -> bool;
 }
 
-/// Returns whether the caller of the call with this index in its batch still waits.
-pub(in crate::adapter) type Waits<'b> = dyn Fn(usize) -> bool + Sync + 'b;
-
 /// Sends batches to the store.
 pub(in crate::adapter) trait BatchExecutor<I: BatchItem>:
     Send + Sync + 'static
@@ -65,7 +62,6 @@ pub(in crate::adapter) trait BatchExecutor<I: BatchItem>:
         self: &Arc<Self>,
         guard: Self::SendGuard,
         batch: Vec<I>,
-        waits: &Waits<'_>,
     ) -> impl Future<Output = Vec<Result<I::Reply, StoreError>>> + Send;
 }
 
@@ -195,10 +191,7 @@ impl<I: BatchItem, E: BatchExecutor<I>> Worker<I, E> {
         let replies = match guard {
             Ok(guard) => {
                 let executor = Arc::clone(&self.executor);
-                let waits =
-                    |call: usize| senders.get(call).is_some_and(|sender| !sender.is_closed());
-                let executed = AssertUnwindSafe(executor.execute(guard, items, &waits));
-                let executed = executed.catch_unwind();
+                let executed = AssertUnwindSafe(executor.execute(guard, items)).catch_unwind();
                 self.watch(executed).await.unwrap_or_default()
             }
             Err(error) => items.iter().map(|_| Err(error.clone())).collect(),
