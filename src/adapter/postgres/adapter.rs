@@ -8,7 +8,7 @@ use sqlx::postgres::{PgPool, PgPoolOptions};
 use sqlx::{ConnectOptions, Connection};
 use tokio::time::timeout;
 
-use super::super::sql::store::{SqlAdapter, usable};
+use super::super::sql::{SqlAdapter, usable};
 use super::super::transaction::TransactionAdapter;
 use super::errors::{store_error, timed_out};
 use super::names::TableName;

@@ -7,15 +7,11 @@ use std::time::Duration;
 use sqlx::Row as _;
 use sqlx::postgres::PgRow;
 
-use super::super::contract::StoreFuture;
+use super::super::contract::{Fetch, StoreFuture};
 use super::super::inspect::{
     Entry, ForgetReply, KeyState, ListFilter, Listing, MaintenanceAdapter, Stats,
 };
-use super::super::sql::batch::TRIES;
-use super::super::sql::inspection::{listing, stats};
-use super::super::sql::row::Columns as _;
-use super::super::sql::store::{SqlAdapter as _, ready};
-use super::super::stored::Fetch;
+use super::super::sql::{Columns as _, SqlAdapter as _, TRIES, listing, ready, stats};
 use super::abandoned::Work;
 use super::adapter::PostgresAdapter;
 use super::connections::Fetched;

@@ -12,10 +12,8 @@ use sqlx::postgres::{
 use sqlx::query::Query;
 use sqlx::{Decode, Encode, Row as _, Type};
 
-use super::super::sql::call::{Call, RowCall};
-use super::super::sql::row::Row;
-use super::super::stored::{Fetch, StoredData, StoredResponse};
-use super::super::terms::{CallTerms, Token};
+use super::super::contract::{CallTerms, Fetch, StoredData, StoredResponse, Token};
+use super::super::sql::{Call, Row, RowCall};
 use crate::key::DedupKey;
 
 /// A `uuid`, without sqlx's feature of that name.

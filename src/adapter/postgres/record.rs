@@ -7,11 +7,8 @@ use std::time::Duration;
 use sqlx::Connection;
 use sqlx::postgres::PgConnection;
 
-use super::super::replies::ClaimReply;
-use super::super::sql::batch::claimed;
-use super::super::sql::call::{Call, Kind, RowCall};
-use super::super::sql::store::ready;
-use super::super::terms::{CallTerms, Token};
+use super::super::contract::{CallTerms, ClaimReply, Token};
+use super::super::sql::{Call, Kind, RowCall, claimed, ready};
 use super::adapter::PostgresAdapter;
 use super::errors::{is_locked, store_error};
 use super::params::key_hash;

@@ -1,6 +1,5 @@
 //! [`Table`]: where the table is, and how it is made.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
@@ -9,7 +8,7 @@ use sqlx::postgres::PgRow;
 
 use super::super::sql::statement::render;
 use super::abandoned::{Permission, Sender, Work};
-use super::connections::Connections;
+use super::connections::{Connections, Fetched};
 use super::errors::store_error;
 use super::names::{TableName, literal, quoted};
 use super::options::{PostgresOptions, may_be_plain_text};
@@ -30,8 +29,6 @@ pub(super) struct Table {
     /// Names the schema after the table is found: a `search_path` that changes later names no other
     /// table.
     statements: RwLock<ByWait>,
-    /// Whether it is known if the connections are encrypted.
-    has_checked_encryption: AtomicBool,
 }
 
 impl Table {
@@ -40,7 +37,6 @@ impl Table {
         Self {
             find: tagged(&name.find()),
             statements: RwLock::new(Statements::by_wait(&name, &options)),
-            has_checked_encryption: AtomicBool::new(false),
             options,
         }
     }
@@ -94,27 +90,21 @@ impl Table {
             let bound = lock_timeout.map_or(MAINTENANCE_TIMEOUT, |wait| 2 * wait);
             connections.run(permission, bound, sql).await.map_err(fault)?;
         }
-        self.warn_of_plain_text(connections, permission, &statements[0]).await;
         *self.statements.write().unwrap_or_else(PoisonError::into_inner) = statements;
         Ok(())
     }
 
-    /// Warns once if a connection to another host is not encrypted. A server that does not say so causes
-    /// no warning, and no error.
-    async fn warn_of_plain_text(
-        &self,
-        connections: &Connections,
-        permission: &Permission,
-        statements: &Statements,
-    ) {
+    /// Warns if a connection to another host is not encrypted. A server that does not say so causes no warning, and no
+    /// error.
+    pub(super) async fn warn_of_plain_text(&self, connections: &Connections) {
         let options = connections.pool.connect_options();
-        if !may_be_plain_text(&options) || self.has_checked_encryption.load(Ordering::Relaxed) {
+        if !may_be_plain_text(&options) {
             return;
         }
-        let row = read_row(connections, permission, &statements.encrypted).await;
-        let Ok(row) = row else { return };
-        let is_plain = matches!(row.try_get(0), Ok(false));
-        if !self.has_checked_encryption.swap(true, Ordering::Relaxed) && is_plain {
+        let sql = &self.statements()[0].encrypted;
+        let read = connections.fetch_beside((Work::Read, 1), sql, &|query| query).await;
+        let Ok(Fetched { rows, .. }) = read else { return };
+        if matches!(rows.first().map(|row| row.try_get(0)), Some(Ok(false))) {
             observe::not_encrypted(options.get_host());
         }
     }

@@ -24,12 +24,11 @@ use std::time::{Duration, Instant};
 use sqlx::Row as _;
 use sqlx::postgres::{PgConnection, PgRow};
 
-use super::super::replies::{ClaimReply, RenewReply};
-use super::super::sql::batch::{Failed, RowExecutor, TRIES};
-use super::super::sql::call::{Kind, RowCall, RowReply, unanswered};
-use super::super::sql::row::{Row, completed};
+use super::super::contract::{ClaimReply, Fetch, RenewReply};
 use super::super::sql::statement::query;
-use super::super::stored::Fetch;
+use super::super::sql::{
+    Failed, Kind, Row, RowCall, RowExecutor, RowReply, TRIES, completed, unanswered,
+};
 use super::abandoned::{Permission, Work};
 use super::connections::{Connections, Fetched};
 use super::errors::{is_locked, is_row_error, store_error};
@@ -72,17 +71,17 @@ pub(super) enum Link<'c> {
 }
 
 /// Runs statements.
-pub(in crate::adapter) struct Session<'c> {
-    connections: Arc<Connections>,
-    met: Arc<Met>,
-    statements: ByWait,
-    link: Link<'c>,
+pub(crate) struct Session<'c> {
+    pub(super) connections: Arc<Connections>,
+    pub(super) met: Arc<Met>,
+    pub(super) statements: ByWait,
+    pub(super) link: Link<'c>,
     /// How batches meet rows that open transactions hold.
-    wait: Wait,
+    pub(super) wait: Wait,
     /// How many rows needed no write.
-    known: usize,
+    pub(super) known: usize,
     /// Whether a statement may have written rows whose reply was lost.
-    lost_reply: bool,
+    pub(super) lost_reply: bool,
 }
 
 impl RowExecutor for Session<'_> {
@@ -128,17 +127,7 @@ impl RowExecutor for Session<'_> {
     }
 }
 
-impl<'c> Session<'c> {
-    pub(super) fn new(
-        connections: Arc<Connections>,
-        met: Arc<Met>,
-        statements: ByWait,
-        link: Link<'c>,
-        wait: Wait,
-    ) -> Self {
-        Self { connections, met, statements, link, wait, known: 0, lost_reply: false }
-    }
-
+impl Session<'_> {
     fn all(&self) -> Arc<Statements> {
         Arc::clone(&self.statements[self.wait as usize])
     }
@@ -228,11 +217,12 @@ impl<'c> Session<'c> {
         if kind != Kind::Renew && !returned.is_empty() && matches!(self.link, Link::Own(_)) {
             self.connections.senders.succeeded(work(kind));
         }
+        let written = with_indexes(rows, &returned)?;
         if kind == Kind::Renew {
-            rows.iter_mut()
-                .for_each(|row| row.reply = Some(Ok(RowReply::Renewed(RenewReply::Lost))));
+            let lost = RowReply::Renewed(RenewReply::Lost);
+            rows.iter_mut().for_each(|row| row.reply = Some(Ok(lost.clone())));
         }
-        for (index, row) in with_indexes(rows, &returned)? {
+        for (index, row) in written {
             let mine = rows[index].call.terms.token().into();
             rows[index].reply = Some(Ok(match kind {
                 Kind::Complete => completed_reply(row, mine)?,

@@ -31,10 +31,10 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::super::contract::Fetch;
 use super::super::inspect::PURGE_GRACE;
-use super::super::sql::inspection::{COUNTED, PORTION};
 use super::super::sql::statement::{render, statements};
-use super::super::stored::Fetch;
+use super::super::sql::{COUNTED, PORTION};
 use super::names::TableName;
 use super::options::PostgresOptions;
 

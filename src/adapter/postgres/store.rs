@@ -5,11 +5,8 @@ use std::time::Duration;
 
 use sqlx::postgres::{PgPool, PgRow, Postgres};
 
-use super::super::completion::Completion;
-use super::super::sql::row::Row;
-use super::super::sql::store::{Common, READING_RESPONSE, SqlStore};
-use super::super::stored::Fetch;
-use super::super::terms::CallTerms;
+use super::super::contract::{CallTerms, Completion, Fetch};
+use super::super::sql::{Common, READING_RESPONSE, Row, SqlStore};
 use super::abandoned::{Sender, Work};
 use super::completion::completion;
 use super::connections::Connections;
@@ -26,7 +23,7 @@ use crate::key::DedupKey;
 const MIGRATION_WAIT: Duration = Duration::from_secs(5);
 
 /// The state that all handles of an adapter share.
-pub(in crate::adapter) struct PostgresStore {
+pub(crate) struct PostgresStore {
     pub(super) connections: Arc<Connections>,
     pub(super) table: Table,
     met: Arc<Met>,
@@ -57,8 +54,15 @@ impl PostgresStore {
 
     /// Returns a session over this link.
     pub(super) fn session_over<'c>(&self, link: Link<'c>, wait: Wait) -> Session<'c> {
-        let (connections, met) = (Arc::clone(&self.connections), Arc::clone(&self.met));
-        Session::new(connections, met, self.table.statements(), link, wait)
+        Session {
+            connections: Arc::clone(&self.connections),
+            met: Arc::clone(&self.met),
+            statements: self.table.statements(),
+            link,
+            wait,
+            known: 0,
+            lost_reply: false,
+        }
     }
 
     /// Finds the table, or makes it.
@@ -69,6 +73,9 @@ impl PostgresStore {
 
     async fn find_or_make(&self, make: bool, wait: Option<Duration>) -> Result<(), StoreError> {
         self.table.find_or_make(&self.connections, make, wait).await?;
+        if !self.common.has_table() {
+            self.table.warn_of_plain_text(&self.connections).await;
+        }
         self.common.set_has_table();
         Ok(())
     }

@@ -15,7 +15,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::super::replies::ClaimReply;
+use super::super::contract::ClaimReply;
 use super::call::{Call, Kind, Replied, RowCall, RowReply, missing_reply};
 use crate::error::StoreError;
 
@@ -23,14 +23,14 @@ use crate::error::StoreError;
 /// nothing else, and renewals wait for it.
 const SPLIT_TIME: Duration = Duration::from_secs(1);
 /// How often a claim or a completion is sent: another caller may change a row between two statements.
-pub(in crate::adapter) const TRIES: usize = 5;
+pub(crate) const TRIES: usize = 5;
 /// How many bytes of responses one statement carries. They are in memory three times while the
 /// statement is sent, and a message has at most 1 GiB.
 const MAX_BYTES: usize = 8 * 1_024 * 1_024;
 
 /// Returns the reply to a claim in a transaction of the user's. A row that others changed in every try is in flight: no
 /// statement of the claim is late, because it ends with the transaction.
-pub(in crate::adapter) fn claimed(reply: Replied) -> Result<ClaimReply, StoreError> {
+pub(crate) fn claimed(reply: Replied) -> Result<ClaimReply, StoreError> {
     match reply.transpose()? {
         Some(RowReply::Claimed(reply, _)) => Ok(reply),
         Some(_) => Err(missing_reply()),
@@ -39,7 +39,7 @@ pub(in crate::adapter) fn claimed(reply: Replied) -> Result<ClaimReply, StoreErr
 }
 
 /// Sends rows of one kind to a database.
-pub(in crate::adapter) trait RowExecutor: Send {
+pub(crate) trait RowExecutor: Send {
     /// Sends rows that name each key once. Sets their replies, and returns why some have none: without a failure, other
     /// callers changed them in every try.
     fn execute(
@@ -50,14 +50,14 @@ pub(in crate::adapter) trait RowExecutor: Send {
 }
 
 /// Why a statement failed.
-pub(in crate::adapter) struct Failed {
-    pub(in crate::adapter) error: StoreError,
+pub(crate) struct Failed {
+    pub(crate) error: StoreError,
     /// Whether the other rows can go without one of them.
-    pub(in crate::adapter) is_row_error: bool,
+    pub(crate) is_row_error: bool,
 }
 
 /// Sends a batch.
-pub(in crate::adapter) async fn execute_batch<E: RowExecutor>(
+pub(crate) async fn execute_batch<E: RowExecutor>(
     executor: &mut E,
     calls: &[Arc<Call>],
 ) -> Vec<Result<RowReply, StoreError>> {

@@ -2,9 +2,7 @@
 
 use std::sync::Arc;
 
-use super::super::replies::{ClaimReply, CompleteReply, RenewReply};
-use super::super::stored::Fetch;
-use super::super::terms::{CallTerms, Permanence};
+use super::super::contract::{CallTerms, ClaimReply, CompleteReply, Fetch, Permanence, RenewReply};
 use super::queue::BatchItem;
 use super::row::{Row, first};
 use crate::error::{StoreError, StoreErrorKind};
@@ -12,7 +10,7 @@ use crate::key::DedupKey;
 
 /// The kind of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::adapter) enum Kind {
+pub(crate) enum Kind {
     /// Claims under `OnCompletion`.
     Claim,
     /// Claims under `OnClaim`: complete at once.
@@ -26,12 +24,12 @@ pub(in crate::adapter) enum Kind {
 }
 
 impl Kind {
-    pub(in crate::adapter) fn claim(terms: &CallTerms) -> Self {
+    pub(crate) fn claim(terms: &CallTerms) -> Self {
         if terms.permanence() == Permanence::OnClaim { Self::ClaimComplete } else { Self::Claim }
     }
 
     /// Returns the operation, for the text of an error.
-    pub(in crate::adapter) fn context(self) -> &'static str {
+    pub(crate) fn context(self) -> &'static str {
         match self {
             Self::Claim | Self::ClaimComplete => "claiming keys",
             Self::Renew => "renewing leases",
@@ -41,19 +39,19 @@ impl Kind {
         }
     }
 
-    pub(in crate::adapter) fn is_claim(self) -> bool {
+    pub(crate) fn is_claim(self) -> bool {
         matches!(self, Self::Claim | Self::ClaimComplete)
     }
 
     /// Returns the error of a row without a reply: a claim is then released, and a completion is repeated.
-    pub(in crate::adapter) fn unknown(self) -> StoreError {
+    pub(crate) fn unknown(self) -> StoreError {
         StoreError::new(StoreErrorKind::Unavailable, self.context())
     }
 }
 
 /// The reply to a call, for one key.
 #[derive(Debug, Clone)]
-pub(in crate::adapter) enum RowReply {
+pub(crate) enum RowReply {
     /// With the token of the row, if the row was read.
     Claimed(ClaimReply, Option<[u8; 16]>),
     Renewed(RenewReply),
@@ -66,18 +64,18 @@ pub(in crate::adapter) enum RowReply {
 }
 
 /// The reply of a row; `None` for a row that has to be sent again.
-pub(in crate::adapter) type Replied = Option<Result<RowReply, StoreError>>;
+pub(crate) type Replied = Option<Result<RowReply, StoreError>>;
 
 impl RowReply {
-    pub(in crate::adapter) const IN_FLIGHT: Self = Self::Claimed(ClaimReply::InFlight, None);
+    pub(crate) const IN_FLIGHT: Self = Self::Claimed(ClaimReply::InFlight, None);
 
     /// Returns the reply to a claim that wrote a row with these attempts.
-    pub(in crate::adapter) fn first(attempts: i64, takeover: bool) -> Self {
+    pub(crate) fn first(attempts: i64, takeover: bool) -> Self {
         Self::Claimed(first(attempts, takeover), None)
     }
 
     /// Returns the reply to a call that finds this row, if it need not write.
-    pub(in crate::adapter) fn of_row(row: Option<&Row>, kind: Kind, terms: &CallTerms) -> Replied {
+    pub(crate) fn of_row(row: Option<&Row>, kind: Kind, terms: &CallTerms) -> Replied {
         let Some(row) = row else {
             return (kind == Kind::Check).then_some(Ok(Self::Checked(false)));
         };
@@ -96,45 +94,44 @@ impl RowReply {
 }
 
 /// Returns the error of a call whose reply is of another kind.
-pub(in crate::adapter) fn missing_reply() -> StoreError {
+pub(crate) fn missing_reply() -> StoreError {
     StoreError::new(StoreErrorKind::Corrupt, "reading the replies of a batch")
 }
 
 /// One caller's call. The caller holds it for as long as it waits.
-pub(in crate::adapter) struct Call {
+pub(crate) struct Call {
     pub(super) kind: Kind,
-    pub(in crate::adapter) key: DedupKey,
+    pub(crate) key: DedupKey,
     /// A batch is sorted by it, and then by key.
-    pub(in crate::adapter) hash: u128,
-    pub(in crate::adapter) terms: CallTerms,
+    pub(crate) hash: u128,
+    pub(crate) terms: CallTerms,
 }
 
 impl Call {
-    pub(in crate::adapter) fn new(
-        kind: Kind,
-        key: &DedupKey,
-        terms: &CallTerms,
-        hash: u128,
-    ) -> Arc<Self> {
+    pub(crate) fn new(kind: Kind, key: &DedupKey, terms: &CallTerms, hash: u128) -> Arc<Self> {
         // Responses are large, and would delay the other calls of a batch.
         let terms = terms.clone().with_fetch(without_response(terms.fetch()));
         Arc::new(Self { kind, key: key.clone(), hash, terms })
     }
 
     /// Returns `true` if the caller still waits. The batch has the other reference.
-    pub(in crate::adapter) fn has_caller(self: &Arc<Self>) -> bool {
+    pub(crate) fn has_caller(self: &Arc<Self>) -> bool {
         Arc::strong_count(self) > 1
     }
 
-    /// Returns the lease that its row has, in milliseconds; `None` for a row that is complete, or becomes so.
-    pub(in crate::adapter) fn lease_ms(&self) -> Option<i64> {
-        let is_leased =
-            self.kind != Kind::Complete && self.terms.permanence() != Permanence::OnClaim;
+    /// Returns the lease of its row, in milliseconds; `None` for a row that becomes complete, and for the release of one
+    /// that was complete at once.
+    pub(crate) fn lease_ms(&self) -> Option<i64> {
+        let is_leased = match self.kind {
+            Kind::Claim | Kind::Renew => true,
+            Kind::ClaimComplete | Kind::Complete => false,
+            Kind::Release | Kind::Check => self.terms.permanence() != Permanence::OnClaim,
+        };
         is_leased.then(|| self.terms.lease_ms())
     }
 
     /// Returns `true` if its row stores data.
-    pub(in crate::adapter) fn stores_data(&self) -> bool {
+    pub(crate) fn stores_data(&self) -> bool {
         matches!(self.kind, Kind::ClaimComplete | Kind::Complete) && self.terms.stores_data()
     }
 
@@ -164,26 +161,24 @@ impl BatchItem for Arc<Call> {
 
 /// A row of a statement: the call that names its key, and its reply once it has one. The rows of a statement have equal
 /// terms, except for tokens and data to store.
-pub(in crate::adapter) struct RowCall<'c> {
-    pub(in crate::adapter) call: &'c Arc<Call>,
-    pub(in crate::adapter) reply: Replied,
+pub(crate) struct RowCall<'c> {
+    pub(crate) call: &'c Arc<Call>,
+    pub(crate) reply: Replied,
 }
 
 impl<'c> RowCall<'c> {
-    pub(in crate::adapter) fn new(call: &'c Arc<Call>) -> Self {
+    pub(crate) fn new(call: &'c Arc<Call>) -> Self {
         Self { call, reply: None }
     }
 }
 
 /// Returns the rows without a reply.
-pub(in crate::adapter) fn unanswered<'r, 'c>(
-    rows: &'r mut [RowCall<'c>],
-) -> Vec<&'r mut RowCall<'c>> {
+pub(crate) fn unanswered<'r, 'c>(rows: &'r mut [RowCall<'c>]) -> Vec<&'r mut RowCall<'c>> {
     rows.iter_mut().filter(|row| row.reply.is_none()).collect()
 }
 
 /// Returns the stored data that a batch reads: no responses.
-pub(in crate::adapter) fn without_response(fetch: Fetch) -> Fetch {
+pub(crate) fn without_response(fetch: Fetch) -> Fetch {
     if fetch == Fetch::Nothing { Fetch::Nothing } else { Fetch::Digest }
 }
 

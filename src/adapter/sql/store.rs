@@ -20,12 +20,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use sqlx::{Database, Pool};
 use tokio::sync::oneshot;
 
-use super::super::completion::Completion;
-use super::super::contract::{Abilities, DedupAdapter, StoreFuture};
+use super::super::contract::{
+    Abilities, CallTerms, ClaimReply, CompleteReply, Completion, DedupAdapter, Fetch, RenewReply,
+    StoreFuture,
+};
 use super::super::inspect::MaintenanceAdapter;
-use super::super::replies::{ClaimReply, CompleteReply, RenewReply};
-use super::super::stored::Fetch;
-use super::super::terms::CallTerms;
 use super::batch::{RowExecutor, execute_batch};
 use super::call::{Call, Kind, RowReply, missing_reply};
 use super::options::SqlOptions;
@@ -36,10 +35,10 @@ use crate::error::{ConfigError, StoreError, StoreErrorKind};
 use crate::key::DedupKey;
 
 /// The operation that reads a stored response, for the text of an error.
-pub(in crate::adapter) const READING_RESPONSE: &str = "reading a stored response";
+pub(crate) const READING_RESPONSE: &str = "reading a stored response";
 
 /// The state of a store that does not depend on the database.
-pub(in crate::adapter) struct Common {
+pub(crate) struct Common {
     calls: Batcher<Arc<Call>>,
     purge: PurgeTask,
     /// Of the options.
@@ -50,7 +49,7 @@ pub(in crate::adapter) struct Common {
 
 impl Common {
     /// `checked` is the error of every call if an option is invalid.
-    pub(in crate::adapter) fn new(
+    pub(crate) fn new(
         options: &SqlOptions,
         bounds: Bounds,
         checked: Result<(), ConfigError>,
@@ -59,17 +58,17 @@ impl Common {
         Self { calls, purge, checked, has_table: AtomicBool::new(false) }
     }
 
-    pub(in crate::adapter) fn has_table(&self) -> bool {
+    pub(crate) fn has_table(&self) -> bool {
         self.has_table.load(Ordering::Acquire)
     }
 
     /// Notes that the table is there. It is not looked for again.
-    pub(in crate::adapter) fn set_has_table(&self) {
+    pub(crate) fn set_has_table(&self) {
         self.has_table.store(true, Ordering::Release);
     }
 
     /// Ends the purges.
-    pub(in crate::adapter) fn stop(&self) {
+    pub(crate) fn stop(&self) {
         self.purge.stop();
     }
 }
@@ -77,7 +76,7 @@ impl Common {
 /// A store of keys in a database.
 ///
 /// A call is made once [`prepare`](Self::prepare) has found the table. A [`session`](Self::session) executes a batch.
-pub(in crate::adapter) trait SqlStore: Send + Sync + 'static {
+pub(crate) trait SqlStore: Send + Sync + 'static {
     /// The kind of its pool.
     type Database: Database;
 
@@ -135,7 +134,7 @@ pub(in crate::adapter) trait SqlStore: Send + Sync + 'static {
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not an adapter: `DedupAdapter` is not implemented for it"
 )]
-pub(in crate::adapter) trait SqlAdapter: MaintenanceAdapter {
+pub(crate) trait SqlAdapter: MaintenanceAdapter {
     type Store: SqlStore;
 
     fn of(store: Arc<Self::Store>) -> Self;
@@ -144,9 +143,7 @@ pub(in crate::adapter) trait SqlAdapter: MaintenanceAdapter {
 }
 
 /// Returns the store once it may be called. Purges in the background from now on.
-pub(in crate::adapter) async fn ready<A: SqlAdapter>(
-    adapter: &A,
-) -> Result<&Arc<A::Store>, StoreError> {
+pub(crate) async fn ready<A: SqlAdapter>(adapter: &A) -> Result<&Arc<A::Store>, StoreError> {
     let store = usable(adapter)?;
     if !store.common().has_table() {
         // Boxed, because it is rare, and each call of a list is a future of its own.
@@ -156,7 +153,7 @@ pub(in crate::adapter) async fn ready<A: SqlAdapter>(
 }
 
 /// Returns the store, unless it is closed or has an invalid option. Purges in the background from now on.
-pub(in crate::adapter) fn usable<A: SqlAdapter>(adapter: &A) -> Result<&Arc<A::Store>, StoreError> {
+pub(crate) fn usable<A: SqlAdapter>(adapter: &A) -> Result<&Arc<A::Store>, StoreError> {
     let (store, common) = (adapter.store(), adapter.store().common());
     if store.is_closed() {
         return Err(StoreError::new(
@@ -213,7 +210,7 @@ async fn call<S: SqlStore>(
 /// break off a statement. Returns `None` if the runtime ends.
 ///
 /// A caller that is dropped while it waits for the right has changed nothing, and changes nothing.
-pub(in crate::adapter) async fn in_task<G, T, F>(
+pub(crate) async fn in_task<G, T, F>(
     right: impl Future<Output = Result<G, StoreError>> + Send + 'static,
     work: impl FnOnce(G) -> F + Send + 'static,
 ) -> Option<Result<T, StoreError>>

@@ -9,9 +9,9 @@ use sqlx::sqlite::{Sqlite, SqliteConnection, SqlitePool};
 use super::super::completion::{
     CompletedIn, Completion, CompletionConnection, CompletionDatabase, Own, Sealed,
 };
+use super::super::contract::CallTerms;
 use super::super::sql::completion::completion_json;
 use super::super::sql::statement::query;
-use super::super::terms::CallTerms;
 use super::statements::Statements;
 use super::write_lock::{FileLocks, WriteGuard, WriteLock, locked, locks_of};
 use crate::error::{StoreError, StoreErrorKind};

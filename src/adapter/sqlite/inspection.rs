@@ -7,13 +7,10 @@ use std::sync::Arc;
 use sqlx::Row as _;
 use sqlx::sqlite::SqliteRow;
 
-use super::super::contract::StoreFuture;
+use super::super::contract::{Fetch, StoreFuture};
 use super::super::inspect::{Entry, ForgetReply, ListFilter, Listing, MaintenanceAdapter, Stats};
-use super::super::sql::inspection::{listing, stats};
-use super::super::sql::row::Columns as _;
 use super::super::sql::statement::query;
-use super::super::sql::store::{SqlAdapter as _, ready};
-use super::super::stored::Fetch;
+use super::super::sql::{Columns as _, SqlAdapter as _, listing, ready, stats};
 use super::adapter::SqliteAdapter;
 use super::errors::store_error;
 use super::params::{keys_json, read_row};

@@ -5,9 +5,8 @@ use std::collections::HashMap;
 use sqlx::Row as _;
 use sqlx::sqlite::SqliteRow;
 
-use super::super::sql::call::{Call, RowCall};
-use super::super::sql::row::Row;
-use super::super::stored::{Fetch, StoredResponse};
+use super::super::contract::{Fetch, StoredResponse};
+use super::super::sql::{Call, Row, RowCall};
 use crate::key::{DedupKey, hex};
 
 /// Returns keys as one parameter: a JSON array of `[namespace, id]` pairs.

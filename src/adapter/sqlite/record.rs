@@ -5,11 +5,8 @@ use std::time::Duration;
 
 use sqlx::sqlite::SqliteConnection;
 
-use super::super::replies::ClaimReply;
-use super::super::sql::batch::claimed;
-use super::super::sql::call::{Call, Kind, RowCall};
-use super::super::sql::store::usable;
-use super::super::terms::{CallTerms, Token};
+use super::super::contract::{CallTerms, ClaimReply, Token};
+use super::super::sql::{Call, Kind, RowCall, claimed, usable};
 use super::adapter::SqliteAdapter;
 use super::errors::store_error;
 use super::session::Session;

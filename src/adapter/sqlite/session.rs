@@ -11,13 +11,11 @@ use sqlx::pool::PoolConnection;
 use sqlx::sqlite::{Sqlite, SqliteConnection, SqlitePool, SqliteRow};
 use sqlx::{Connection as _, Row as _};
 
-use super::super::replies::RenewReply;
-use super::super::sql::batch::{Failed, RowExecutor, TRIES};
-use super::super::sql::call::{Kind, RowCall, RowReply, unanswered};
-use super::super::sql::row::{Row, completed};
+use super::super::contract::{Fetch, RenewReply, Token};
 use super::super::sql::statement::query;
-use super::super::stored::Fetch;
-use super::super::terms::Token;
+use super::super::sql::{
+    Failed, Kind, Row, RowCall, RowExecutor, RowReply, TRIES, completed, unanswered,
+};
 use super::errors::{is_row_error, store_error};
 use super::params::{keys_json, rows_in_order, rows_json, with_indexes};
 use super::statements::Statements;
@@ -25,7 +23,7 @@ use super::write_lock::WriteGuard;
 use crate::key::DedupKey;
 
 /// Sends a batch under the write lock.
-pub(in crate::adapter) struct Writer {
+pub(crate) struct Writer {
     pub(super) pool: SqlitePool,
     pub(super) statements: Arc<Statements>,
     pub(super) _lock: WriteGuard,
@@ -96,8 +94,9 @@ impl<'c> Session<'c> {
         let mut left = unanswered(rows);
         if let Some(other) = other {
             let returned = self.fetch(sql, &left).await?;
+            let written = with_indexes(&left, &returned)?;
             left.iter_mut().for_each(|row| row.reply = Some(Ok(other.clone())));
-            for (index, _) in with_indexes(&left, &returned)? {
+            for (index, _) in written {
                 left[index].reply = Some(Ok(reply.clone()));
             }
             return Ok(());
@@ -145,7 +144,7 @@ impl<'c> Session<'c> {
     /// Reads the rows without a reply, and sets the replies that follow.
     async fn read_rows(&mut self, kind: Kind, rows: &mut [RowCall<'_>]) -> Result<(), sqlx::Error> {
         let left = unanswered(rows);
-        let fetch = left.first().map_or(Fetch::Nothing, |row| row.call.terms.fetch());
+        let Some(fetch) = left.first().map(|row| row.call.terms.fetch()) else { return Ok(()) };
         let keys: Vec<_> = left.iter().map(|row| &row.call.key).collect();
         let found = self.read(&keys, fetch).await?;
         for (row, found) in left.into_iter().zip(found) {

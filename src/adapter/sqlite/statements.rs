@@ -9,10 +9,10 @@
 
 use std::sync::Arc;
 
+use super::super::contract::Fetch;
 use super::super::inspect::PURGE_GRACE;
-use super::super::sql::inspection::{COUNTED, PORTION};
 use super::super::sql::statement::{render, statements};
-use super::super::stored::Fetch;
+use super::super::sql::{COUNTED, PORTION};
 
 /// The version of the schema that this code writes.
 pub(super) const VERSION: i64 = 1;

@@ -8,15 +8,12 @@ use sqlx::sqlite::{Sqlite, SqliteConnection, SqliteExecutor, SqlitePool};
 use sqlx::{ConnectOptions, Connection, Row as _};
 use tokio::sync::{Mutex, Semaphore};
 
-use super::super::completion::Completion;
-use super::super::replies::ClaimReply;
-use super::super::sql::call::without_response;
-use super::super::sql::queue::{BatchExecutor, BatchItem, Batcher, Bounds};
-use super::super::sql::row::Row;
+use super::super::contract::{CallTerms, ClaimReply, Completion, Fetch};
 use super::super::sql::statement::query;
-use super::super::sql::store::{Common, READING_RESPONSE, SqlStore, in_task};
-use super::super::stored::Fetch;
-use super::super::terms::CallTerms;
+use super::super::sql::{
+    BatchExecutor, BatchItem, Batcher, Bounds, Common, READING_RESPONSE, Row, SqlStore, in_task,
+    without_response,
+};
 use super::completion::completion;
 use super::errors::store_error;
 use super::options::SqliteOptions;
@@ -34,7 +31,7 @@ const LOOKUP_WORKERS: usize = 2;
 pub(super) const RESPONSE_READS: u32 = 2;
 
 /// The state that all handles of an adapter share.
-pub(in crate::adapter) struct SqliteStore {
+pub(crate) struct SqliteStore {
     pub(super) readers: SqlitePool,
     pub(super) writer: SqlitePool,
     /// Whether the pool is the user's, whose settings are only checked.

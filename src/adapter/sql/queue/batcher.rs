@@ -18,23 +18,23 @@ use crate::error::{StoreError, StoreErrorKind};
 
 /// How much a queue does at once.
 #[derive(Debug, Clone, Copy)]
-pub(in crate::adapter) struct Bounds {
+pub(crate) struct Bounds {
     /// How many batches are sent at the same time; up to twice as many while batches are late.
-    pub(in crate::adapter) workers: usize,
+    pub(crate) workers: usize,
     /// How many calls one batch takes.
-    pub(in crate::adapter) max_batch_keys: usize,
+    pub(crate) max_batch_keys: usize,
     /// How many calls may wait, before claims are refused.
-    pub(in crate::adapter) max_queued_keys: usize,
+    pub(crate) max_queued_keys: usize,
 }
 
 impl Bounds {
-    pub(in crate::adapter) const fn new() -> Self {
+    pub(crate) const fn new() -> Self {
         Self { workers: 2, max_batch_keys: 1_024, max_queued_keys: 16_384 }
     }
 }
 
 /// One call.
-pub(in crate::adapter) trait BatchItem: Send + 'static {
+pub(crate) trait BatchItem: Send + 'static {
     type Reply: Send + 'static;
 
     /// Returns `true` if one statement can do both calls.
@@ -45,9 +45,7 @@ pub(in crate::adapter) trait BatchItem: Send + 'static {
 }
 
 /// Sends batches to the store.
-pub(in crate::adapter) trait BatchExecutor<I: BatchItem>:
-    Send + Sync + 'static
-{
+pub(crate) trait BatchExecutor<I: BatchItem>: Send + Sync + 'static {
     /// What a worker acquires before it takes a batch, so that no call counts as being sent while it
     /// cannot be sent.
     type SendGuard: Send;
@@ -74,17 +72,17 @@ const LOOK_AHEAD: usize = 4;
 const MAX_TRIES: usize = 4;
 
 /// Collects calls while batches are being sent. It knows nothing of stores.
-pub(in crate::adapter) struct Batcher<I: BatchItem>(Arc<Mutex<Queue<I>>>);
+pub(crate) struct Batcher<I: BatchItem>(Arc<Mutex<Queue<I>>>);
 
 impl<I: BatchItem> Batcher<I> {
-    pub(in crate::adapter) fn new(bounds: Bounds) -> Self {
+    pub(crate) fn new(bounds: Bounds) -> Self {
         Self(Arc::new(Mutex::new(Queue::new(bounds))))
     }
 
     /// Queues a call, and waits for its reply.
     ///
     /// A call whose future is dropped may or may not have been sent; no other call is disturbed.
-    pub(in crate::adapter) async fn submit<E: BatchExecutor<I>>(
+    pub(crate) async fn submit<E: BatchExecutor<I>>(
         &self,
         executor: &Arc<E>,
         mut item: I,

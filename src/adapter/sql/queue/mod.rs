@@ -21,7 +21,7 @@
 mod batcher;
 mod runtime;
 
-pub(in crate::adapter) use batcher::{BatchExecutor, BatchItem, Batcher, Bounds};
+pub(crate) use batcher::{BatchExecutor, BatchItem, Batcher, Bounds};
 
 #[cfg(test)]
 mod tests {
