@@ -1,6 +1,6 @@
 //! The statements of the Postgres adapter: one file each, in the folder `sql`.
 //!
-//! [`sql::row`](super::super::sql::row) defines the states of a row.
+//! `sql::row` defines the states of a row.
 //!
 //! 1. `key` is the first 16 bytes of the SHA-256 over namespace, line feed and id (a namespace holds no
 //!    control character). The names stand beside it to be read; no index covers them.

@@ -74,22 +74,6 @@ fn try_read_row(row: &SqliteRow, fetch: Fetch) -> Result<Row, sqlx::Error> {
     read.with_stored(row, fetch)
 }
 
-/// Returns rows that were read in the order of their keys, of which there are so many.
-pub(super) fn rows_in_order(
-    keys: usize,
-    rows: &[SqliteRow],
-    fetch: Fetch,
-) -> Result<Vec<Option<Row>>, sqlx::Error> {
-    let mut found: Vec<Option<Row>> = (0..keys).map(|_| None).collect();
-    for row in rows {
-        let index: i64 = row.try_get("ordinal")?;
-        if let Some(slot) = usize::try_from(index).ok().and_then(|index| found.get_mut(index)) {
-            *slot = Some(read_row(row, fetch));
-        }
-    }
-    Ok(found)
-}
-
 /// Returns each returned row with the index of its key.
 pub(super) fn with_indexes<'r>(
     rows: &[&mut RowCall<'_>],

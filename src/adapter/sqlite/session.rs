@@ -17,7 +17,7 @@ use super::super::sql::{
     Failed, Kind, Row, RowCall, RowExecutor, RowReply, TRIES, completed, unanswered,
 };
 use super::errors::{is_row_error, store_error};
-use super::params::{keys_json, rows_in_order, rows_json, with_indexes};
+use super::params::{keys_json, read_row, rows_json, with_indexes};
 use super::statements::Statements;
 use super::write_lock::WriteGuard;
 use crate::key::DedupKey;
@@ -163,14 +163,21 @@ impl<'c> Session<'c> {
         query(sql).bind(rows_json(rows)).fetch_all(&mut *self.connection).await
     }
 
+    /// Returns the rows in the order of their keys.
     pub(super) async fn read(
         &mut self,
         keys: &[&DedupKey],
         fetch: Fetch,
     ) -> Result<Vec<Option<Row>>, sqlx::Error> {
         let read = query(self.statements.read(fetch)).bind(keys_json(keys.iter().copied()));
-        let rows = read.fetch_all(&mut *self.connection).await?;
-        rows_in_order(keys.len(), &rows, fetch)
+        let mut found: Vec<_> = keys.iter().map(|_| None).collect();
+        for row in read.fetch_all(&mut *self.connection).await? {
+            let index: i64 = row.try_get("ordinal")?;
+            if let Some(slot) = usize::try_from(index).ok().and_then(|at| found.get_mut(at)) {
+                *slot = Some(read_row(&row, fetch));
+            }
+        }
+        Ok(found)
     }
 }
 

@@ -1,6 +1,6 @@
 //! The statements of the SQLite adapter: one file each, in the folder `sql`.
 //!
-//! [`sql::row`](super::super::sql::row) defines the states of a row. Times are integers, in milliseconds
+//! `sql::row` defines the states of a row. Times are integers, in milliseconds
 //! since the Unix epoch.
 //!
 //! 1. `?1` is a JSON array of rows: [`rows_json`](super::params::rows_json) for statements that write,

@@ -15,6 +15,7 @@ pub(super) const MAX_BATCH_KEYS: usize = 4;
 const MAX_QUEUED_KEYS: usize = 12;
 
 /// Calls of one kind join.
+#[derive(Clone)]
 pub(super) struct Item {
     pub(super) number: usize,
     pub(super) kind: u8,

@@ -34,7 +34,7 @@ impl Bounds {
 }
 
 /// One call.
-pub(crate) trait BatchItem: Send + 'static {
+pub(crate) trait BatchItem: Clone + Send + 'static {
     type Reply: Send + 'static;
 
     /// Returns `true` if one statement can do both calls.
@@ -85,13 +85,13 @@ impl<I: BatchItem> Batcher<I> {
     pub(crate) async fn submit<E: BatchExecutor<I>>(
         &self,
         executor: &Arc<E>,
-        mut item: I,
+        item: I,
     ) -> Result<I::Reply, StoreError> {
         for _ in 0..MAX_TRIES {
             let (reply, receiver) = oneshot::channel();
             let (ticket, opens) = {
                 let mut queue = lock(&self.0);
-                (queue.push(item, reply)?, queue.opens_worker())
+                (queue.push(item.clone(), reply)?, queue.opens_worker())
             };
             let mut queued = Queued { queue: &self.0, ticket: Some(ticket) };
             if opens {
@@ -100,8 +100,8 @@ impl<I: BatchItem> Batcher<I> {
             let reply = receiver.await;
             queued.ticket = None;
             match reply {
-                Ok(QueueReply::Executed(reply)) => return reply,
-                Ok(QueueReply::NotSent(again)) => item = again,
+                Ok(Some(reply)) => return reply,
+                Ok(None) => {}
                 Err(_) => return Err(no_reply()),
             }
         }
@@ -202,7 +202,7 @@ impl<I: BatchItem, E: BatchExecutor<I>> Worker<I, E> {
             // Without a reply, as after a panic, the outcome is unknown.
             let reply = replies.next().unwrap_or_else(|| Err(no_reply()));
             // The caller may have dropped its future.
-            let _ = sender.send(QueueReply::Executed(reply));
+            let _ = sender.send(Some(reply));
         }
     }
 
@@ -249,19 +249,15 @@ impl<I: BatchItem, E: BatchExecutor<I>> Drop for Worker<I, E> {
             return;
         }
         let not_sent = lock(&self.queue).close_worker();
-        for Waiting { item, reply, .. } in not_sent {
-            let _ = reply.send(QueueReply::NotSent(item));
+        for Waiting { reply, .. } in not_sent {
+            let _ = reply.send(None);
         }
     }
 }
 
-pub(super) type ReplySender<I> = oneshot::Sender<QueueReply<I>>;
-
-pub(super) enum QueueReply<I: BatchItem> {
-    Executed(Result<I::Reply, StoreError>),
-    /// The call was not sent, and its worker has ended: the caller gets it back.
-    NotSent(I),
-}
+/// `None` says that the call was not sent, and that its worker has ended.
+pub(super) type ReplySender<I> =
+    oneshot::Sender<Option<Result<<I as BatchItem>::Reply, StoreError>>>;
 
 pub(super) struct Waiting<I: BatchItem> {
     /// The number of the call.
