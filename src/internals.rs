@@ -55,14 +55,14 @@ pub const SQLITE_SCHEMA_VERSION: i64 = SqliteAdapter::SCHEMA_VERSION;
 #[cfg(feature = "postgres")]
 #[must_use]
 pub fn postgres_table(options: &PostgresOptions) -> (Option<&str>, &str) {
-    (options.schema_name(), options.table_name())
+    (options.schema.as_deref(), &options.sql.table)
 }
 
 /// Returns the table.
 #[cfg(feature = "sqlite")]
 #[must_use]
 pub fn sqlite_table(options: &SqliteOptions) -> &str {
-    options.table_name()
+    &options.sql.table
 }
 
 /// Sends a command without a key, such as `INFO`, to every primary, all at once. Returns the address
@@ -122,17 +122,25 @@ pub fn stored_response(
 /// Returns the options with smaller bounds of the queue: how many calls a batch takes, and how many wait.
 #[cfg(feature = "postgres")]
 pub fn with_postgres_bounds(
-    options: PostgresOptions,
+    mut options: PostgresOptions,
     batch: usize,
     waiting: usize,
 ) -> PostgresOptions {
-    options.with_bounds(batch, waiting)
+    let bounds = &mut options.sql.bounds;
+    (bounds.max_batch_keys, bounds.max_queued_keys) = (batch, waiting);
+    options
 }
 
 /// Returns the options with smaller bounds of the queue: how many calls a batch takes, and how many wait.
 #[cfg(feature = "sqlite")]
-pub fn with_sqlite_bounds(options: SqliteOptions, batch: usize, waiting: usize) -> SqliteOptions {
-    options.with_bounds(batch, waiting)
+pub fn with_sqlite_bounds(
+    mut options: SqliteOptions,
+    batch: usize,
+    waiting: usize,
+) -> SqliteOptions {
+    let bounds = &mut options.sql.bounds;
+    (bounds.max_batch_keys, bounds.max_queued_keys) = (batch, waiting);
+    options
 }
 
 /// Purges as the SQL adapters do in the background, until it is dropped.

@@ -87,7 +87,7 @@
 //! | a claim is complete at once | `claim.lua`, `claim_complete_*.sql` | `AT_MOST_ONCE` |
 //! | a claim of a complete key is a duplicate | the same | `AT_MOST_ONCE` |
 //! | a claim that is repeated with its own token is first again | the same | `RUNS` |
-//! | a release needs the token | `release.lua`, `release_complete.sql` | `AT_MOST_ONCE` |
+//! | a release needs the token | `release.lua`, `release.sql` | `AT_MOST_ONCE` |
 //! | a claim of unknown outcome is released | the drop of `Claims` | `RUNS` |
 //! | a release is a fence | the rule of the row | `RUNS` |
 //! | the release waits for a replica | `wait_replicas` in `redis/slot.rs`, `durable.sql` | `RUNS` |

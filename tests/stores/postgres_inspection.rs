@@ -270,9 +270,9 @@ async fn plans_are_index_scans() {
             ("read", "uuid[]", "ARRAY[gen_random_uuid()]", &["_pkey"]),
             (
                 "claim_existing",
-                "uuid[], text[], text[], uuid[], int8, int8, text[], bytea[], int2[], text[], bytea[], \
+                "uuid[], text[], text[], uuid[], int8, text[], int8, bytea[], int2[], text[], bytea[], \
                  int8[]",
-                "ARRAY[gen_random_uuid()], '{a}', '{a}', ARRAY[gen_random_uuid()], 1, 1, '{NULL}', \
+                "ARRAY[gen_random_uuid()], '{a}', '{a}', ARRAY[gen_random_uuid()], 1, '{NULL}', 1, \
                  '{NULL}', '{NULL}', '{NULL}', '{NULL}', '{0}'",
                 &["_pkey"],
             ),

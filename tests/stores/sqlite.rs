@@ -364,7 +364,6 @@ async fn assert_plans(adapter: &SqliteAdapter, connection: &mut SqliteConnection
         ("completion", 1),
         ("completion_check", 1),
         ("forget", 1),
-        ("release_complete", 1),
         // They insert.
         ("claim_insert", 0),
         ("claim_upsert", 0),

@@ -8,11 +8,12 @@ use sqlx::postgres::{PgPool, PgPoolOptions};
 use sqlx::{ConnectOptions, Connection};
 use tokio::time::timeout;
 
-use super::super::sql::store::{SqlAdapter, usable};
+use super::super::sql::{SqlAdapter, usable};
 use super::super::transaction::TransactionAdapter;
 use super::errors::{store_error, timed_out};
+use super::names::TableName;
 use super::options::PostgresOptions;
-use super::schema::{TableName, create_sql};
+use super::schema::create_sql;
 use super::store::PostgresStore;
 use crate::error::StoreError;
 
@@ -104,7 +105,7 @@ impl PostgresAdapter {
     /// Returns the statements that [`migrate`](Self::migrate) runs, for your own migrations.
     #[must_use]
     pub fn schema_sql(&self) -> Vec<String> {
-        create_sql(&TableName::of(&self.0.options))
+        create_sql(&TableName::of(&self.0.table.options))
     }
 
     #[cfg(feature = "testing")]
@@ -141,6 +142,6 @@ impl TransactionAdapter for PostgresAdapter {}
 impl fmt::Debug for PostgresAdapter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut adapter = f.debug_struct("PostgresAdapter");
-        adapter.field("options", &self.0.options).finish_non_exhaustive()
+        adapter.field("options", &self.0.table.options).finish_non_exhaustive()
     }
 }

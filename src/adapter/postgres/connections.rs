@@ -23,7 +23,7 @@ use sqlx::{AssertSqlSafe, Row};
 use tokio::time::{sleep, timeout};
 
 use super::super::sql::statement::query;
-use super::abandoned::{OTHERS, Permission, Senders, Work};
+use super::abandoned::{OTHERS, Permission, Sender, Senders, Work};
 use super::errors::{is_broken, is_conflict, is_gone, is_timed_out, timed_out};
 use super::params::Bind;
 use super::statements::{Replanner, TAG};
@@ -136,6 +136,17 @@ impl Connections {
                 lost = Some(error);
             }
         }
+    }
+
+    /// Runs one statement beside the batches. It is its own transaction.
+    pub(super) async fn fetch_beside(
+        &self,
+        work: (Work, u32),
+        sql: &Arc<str>,
+        bind: Bind<'_>,
+    ) -> Result<Fetched, sqlx::Error> {
+        let permission = self.senders.permission(Sender::Other).await;
+        self.fetch(&permission, work, sql, bind).await
     }
 
     /// Runs statements without parameters within `bound`, once, as one message.

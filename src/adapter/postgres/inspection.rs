@@ -1,22 +1,22 @@
 //! The calls of operators.
 
-use std::sync::Arc;
+use std::future::Future;
+use std::pin::Pin;
 use std::time::Duration;
 
 use sqlx::Row as _;
 use sqlx::postgres::PgRow;
 
-use super::super::inspect::{Entry, ForgetReply, KeyState, ListFilter, Listing, Stats};
-use super::super::sql::batch::TRIES;
-use super::super::sql::inspection::{listing, stats};
-use super::super::sql::row::{Columns as _, Row};
-use super::super::sql::store::SqlMaintenance;
-use super::super::stored::Fetch;
+use super::super::contract::{Fetch, StoreFuture};
+use super::super::inspect::{
+    Entry, ForgetReply, KeyState, ListFilter, Listing, MaintenanceAdapter, Stats,
+};
+use super::super::sql::{Columns as _, SqlAdapter as _, TRIES, listing, ready, stats};
 use super::abandoned::Work;
+use super::adapter::PostgresAdapter;
 use super::connections::Fetched;
 use super::errors::{is_locked, store_error};
 use super::params::{Bound, Uuid, key_hash, read_row};
-use super::store::PostgresStore;
 use crate::error::{StoreError, StoreErrorKind};
 use crate::key::DedupKey;
 
@@ -24,117 +24,123 @@ const READ: (Work, u32) = (Work::Read, 1);
 /// A statement over many rows has six times as long as another.
 const LONG_READ: (Work, u32) = (Work::Read, 6);
 
-impl SqlMaintenance for PostgresStore {
-    async fn purge(self: &Arc<Self>, limit: u32) -> Result<u64, StoreError> {
-        let fault = |error| store_error("purging", error);
-        let bind = |query: Bound| query.bind(i64::from(limit));
-        let purged = self.fetch((Work::DurableWrite, 6), &self.statements().purge, &bind).await;
-        let rows = purged.map_err(fault)?.rows;
-        rows.first().map_or(Ok(0), |row| row.count("count")).map_err(fault)
+impl MaintenanceAdapter for PostgresAdapter {
+    fn purge(&self, limit: u32) -> StoreFuture<'_, u64> {
+        Box::pin(async move {
+            let (store, fault) = (ready(self).await?, |error| store_error("purging", error));
+            let bind = |query: Bound| query.bind(i64::from(limit));
+            let (work, statements) = ((Work::DurableWrite, 6), store.statements());
+            let purged = store.connections.fetch_beside(work, &statements.purge, &bind).await;
+            let rows = purged.map_err(fault)?.rows;
+            rows.first().map_or(Ok(0), |row| row.count("count")).map_err(fault)
+        })
     }
 
-    async fn stats(&self) -> Result<Stats, StoreError> {
-        let (statements, fault) =
-            (self.statements(), |error| store_error("reading statistics", error));
-        let size = self.fetch(READ, &statements.size, &|query| query).await.map_err(fault)?.rows;
-        let rows =
-            self.fetch(LONG_READ, &statements.stats, &|query| query).await.map_err(fault)?.rows;
-        let (Some(size), Some(row)) = (size.first(), rows.first()) else {
-            return Ok(Stats::default());
-        };
-        let bytes = size.count("bytes").map_err(fault)?;
-        let mut stats = Stats { bytes: Some(bytes), ..stats(row).map_err(fault)? };
-        if !stats.is_exact {
-            // Nearly all of the rows that were not counted are complete.
-            let more = size.count("rows").map_err(fault)?.saturating_sub(stats.rows);
-            stats.rows += more;
-            stats.complete += more;
-        }
-        Ok(stats)
+    fn stats(&self) -> StoreFuture<'_, Stats> {
+        Box::pin(async move {
+            let (store, fault) =
+                (ready(self).await?, |error| store_error("reading statistics", error));
+            let statements = store.statements();
+            let read = async |work, sql| {
+                let read = store.connections.fetch_beside(work, sql, &|query| query).await;
+                read.map(|read| read.rows).map_err(fault)
+            };
+            let size = read(READ, &statements.size).await?;
+            let rows = read(LONG_READ, &statements.stats).await?;
+            let (Some(size), Some(row)) = (size.first(), rows.first()) else {
+                return Ok(Stats::default());
+            };
+            let bytes = size.count("bytes").map_err(fault)?;
+            let mut stats = Stats { bytes: Some(bytes), ..stats(row).map_err(fault)? };
+            if !stats.is_exact {
+                // Nearly all of the rows that were not counted are complete.
+                let more = size.count("rows").map_err(fault)?.saturating_sub(stats.rows);
+                stats.rows += more;
+                stats.complete += more;
+            }
+            Ok(stats)
+        })
     }
 
-    async fn list(
-        &self,
-        filter: &ListFilter,
-        after: Option<&str>,
+    fn list<'a>(
+        &'a self,
+        filter: &'a ListFilter,
+        after: Option<&'a str>,
         limit: u32,
-    ) -> Result<Listing, StoreError> {
+    ) -> StoreFuture<'a, Listing> {
         // With 0, the list would never end.
         let limit = limit.max(1);
-        // No key is 0: it is a part of a SHA-256.
-        let after = after.map_or(Ok(Uuid([0; 16])), read_cursor)?;
-        let bind = |query: Bound| {
-            query
-                .bind(after)
-                .bind(filter.state.map(state_number))
-                .bind(filter.namespace.as_deref())
-                .bind(filter.since.map(since_ms))
-                .bind(filter.attempts_over.map(i64::from))
-                .bind(filter.id_part.as_deref())
-                .bind(i64::from(limit))
-        };
-        let cursor = |row: &PgRow| Ok(row.try_get::<Uuid, _>("key")?.to_string());
-        let listed = self.fetch(LONG_READ, &self.statements().list, &bind).await;
-        listed
-            .and_then(|it| listing(&it.rows, limit, cursor, |row| read_row(row, Fetch::Nothing)))
-            .map_err(|error| store_error("listing keys", error))
+        Box::pin(async move {
+            let store = ready(self).await?;
+            // No key is 0: it is a part of a SHA-256.
+            let after = after.map_or(Ok(Uuid([0; 16])), read_cursor)?;
+            let bind = |query: Bound| {
+                query
+                    .bind(after)
+                    .bind(filter.state.map(state_number))
+                    .bind(filter.namespace.as_deref())
+                    .bind(filter.since.map(since_ms))
+                    .bind(filter.attempts_over.map(i64::from))
+                    .bind(filter.id_part.as_deref())
+                    .bind(i64::from(limit))
+            };
+            let cursor = |row: &PgRow| Ok(row.try_get::<Uuid, _>("key")?.to_string());
+            let read = |row: &PgRow| read_row(row, Fetch::Nothing);
+            let sql = &store.statements().list;
+            let listed = store.connections.fetch_beside(LONG_READ, sql, &bind).await;
+            let listed = listed.and_then(|it| listing(&it.rows, limit, cursor, read));
+            listed.map_err(|error| store_error("listing keys", error))
+        })
     }
 
     /// Reads a key on any server.
-    async fn get(&self, key: &DedupKey) -> Result<Option<Entry>, StoreError> {
-        let (fault, hash) = (|error| store_error("looking up a key", error), key_hash(key));
-        let bind = |query: Bound| query.bind(Uuid::from(hash));
-        let rows = self.fetch(READ, &self.statements().get, &bind).await.map_err(fault)?.rows;
-        if let Some(row) = rows.first() {
-            let event_type = row.text("event_type").map_err(fault)?;
-            if let Some(entry) = read_row(row, Fetch::DigestAndResponse).entry(event_type)? {
-                return Ok(Some(entry));
-            }
-        }
-        Ok(None)
+    fn get<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, Option<Entry>> {
+        Box::pin(async move {
+            let fault = |error| store_error("looking up a key", error);
+            let (store, fetch) = (ready(self).await?, Fetch::DigestAndResponse);
+            let row = store.read_key(key, fetch, true).await.map_err(fault)?;
+            let Some(row) = row else { return Ok(None) };
+            read_row(&row, fetch).entry(row.text("event_type").map_err(fault)?)
+        })
     }
 
     /// Forgets a key, unless a live lease or an open transaction holds it.
-    async fn forget(self: &Arc<Self>, key: &DedupKey) -> Result<ForgetReply, StoreError> {
+    fn forget<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, ForgetReply> {
         const CONTEXT: &str = "forgetting a key";
-        let fault = |error| store_error(CONTEXT, error);
-        let (statements, hash) = (self.statements(), key_hash(key));
-        for _ in 0..TRIES {
-            let row = self.read_key(hash, Fetch::Nothing).await.map_err(fault)?;
-            if let Some(reply) = row.as_ref().map_or(Some(ForgetReply::Missing), Row::forgotten) {
-                return Ok(reply);
+        Box::pin(async move {
+            let fault = |error| store_error(CONTEXT, error);
+            let store = ready(self).await?;
+            let (statements, connections) = (store.statements(), &store.connections);
+            for _ in 0..TRIES {
+                let row = store.read_key(key, Fetch::Nothing, false).await.map_err(fault)?;
+                let Some(row) = row.map(|row| read_row(&row, Fetch::Nothing)) else {
+                    return Ok(ForgetReply::Missing);
+                };
+                if let Some(reply) = row.forgotten() {
+                    return Ok(reply);
+                }
+                let bind = |query: Bound| query.bind(Uuid::from(key_hash(key))).bind(row.version);
+                let work = (Work::DurableWrite, 1);
+                let forgotten = connections.fetch_beside(work, &statements.forget, &bind).await;
+                if forgotten.as_ref().is_err_and(is_locked) {
+                    return Ok(ForgetReply::InFlight);
+                }
+                let Fetched { rows, lost_reply } = forgotten.map_err(fault)?;
+                if !rows.is_empty() {
+                    connections.senders.succeeded(Work::DurableWrite);
+                    return Ok(ForgetReply::Removed);
+                }
+                // The lost try may have written the row, or another call has.
+                if lost_reply {
+                    return Err(StoreError::new(StoreErrorKind::Unavailable, CONTEXT));
+                }
             }
-            let version = row.map_or(0, |row| row.version);
-            let bind = |query: Bound| query.bind(Uuid::from(hash)).bind(version);
-            let forgotten = self.fetch((Work::DurableWrite, 1), &statements.forget, &bind).await;
-            if forgotten.as_ref().is_err_and(is_locked) {
-                return Ok(ForgetReply::InFlight);
-            }
-            let Fetched { rows, lost_reply } = forgotten.map_err(fault)?;
-            if !rows.is_empty() {
-                self.connections.senders.succeeded(Work::DurableWrite);
-                return Ok(ForgetReply::Removed);
-            }
-            // The lost try may have written the row, or another call has.
-            if lost_reply {
-                return Err(StoreError::new(StoreErrorKind::Unavailable, CONTEXT));
-            }
-        }
-        Ok(ForgetReply::InFlight)
+            Ok(ForgetReply::InFlight)
+        })
     }
-}
 
-impl PostgresStore {
-    /// Reads a row, on a primary only.
-    pub(super) async fn read_key(
-        &self,
-        hash: u128,
-        fetch: Fetch,
-    ) -> Result<Option<Row>, sqlx::Error> {
-        let (statements, keys) = (self.statements(), [Uuid::from(hash)]);
-        let bind = |query: Bound| query.bind(&keys[..]);
-        let rows = self.fetch(READ, statements.read(fetch), &bind).await?.rows;
-        Ok(rows.first().map(|row| read_row(row, fetch)))
+    fn close(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
+        Box::pin(self.store().close())
     }
 }
 

@@ -10,6 +10,7 @@ mod completion;
 mod connections;
 mod errors;
 mod inspection;
+mod names;
 mod options;
 mod params;
 mod record;

@@ -9,10 +9,7 @@ use std::time::Duration;
 
 use sqlx::postgres::{PgConnectOptions, PgSslMode};
 
-use super::super::sql::Purging;
-use super::super::sql::options::{
-    SqlOptions, check_name, check_timeout, shared_settings, take_names,
-};
+use super::super::sql::{Purging, SqlOptions, check_name, check_timeout, take_names};
 use crate::error::{ConfigError, ConfigErrorKind, check};
 
 /// The parameters by which libpq chooses between servers.
@@ -36,8 +33,8 @@ const CHOOSES: [&str; 2] = ["target_session_attrs", "load_balance_hosts"];
 #[derive(Debug, Clone)]
 #[must_use]
 pub struct PostgresOptions {
-    pub(super) sql: SqlOptions,
-    pub(super) schema: Option<String>,
+    pub(crate) sql: SqlOptions,
+    pub(crate) schema: Option<String>,
     pub(super) durable_claims: bool,
     pub(super) statement_timeout: Duration,
     pub(super) makes_table: bool,
@@ -55,6 +52,18 @@ impl PostgresOptions {
             statement_timeout: Duration::from_secs(5),
             makes_table: true,
         }
+    }
+
+    /// Sets the table's name. The default is `webhook_deliveries`.
+    pub fn table(mut self, table: &str) -> Self {
+        table.clone_into(&mut self.sql.table);
+        self
+    }
+
+    /// Sets how often expired keys are deleted, in the background; [`Purging::off`] deletes nothing.
+    pub fn purging(mut self, purging: Purging) -> Self {
+        self.sql.purging = purging;
+        self
     }
 
     /// Sets the table's schema. By default it is the first schema of the `search_path`: that in which
@@ -121,10 +130,6 @@ impl PostgresOptions {
         check_timeout("statement_timeout", self.statement_timeout)
     }
 
-    pub(crate) fn schema_name(&self) -> Option<&str> {
-        self.schema.as_deref()
-    }
-
     /// Reads a URL: the names of the table and the schema into these options, everything else into
     /// sqlx's. For a pool of your own that is configured by the URL that
     /// [`connect_with`](super::PostgresAdapter::connect_with) takes.
@@ -144,7 +149,11 @@ impl PostgresOptions {
     }
 }
 
-shared_settings!(PostgresOptions);
+impl Default for PostgresOptions {
+    fn default() -> Self {
+        Self::new()
+    }
+}
 
 fn connect_options(url: &str) -> Result<PgConnectOptions, ConfigError> {
     let rest = url.strip_prefix("postgres://").or_else(|| url.strip_prefix("postgresql://"));

@@ -12,10 +12,8 @@ use sqlx::postgres::{
 use sqlx::query::Query;
 use sqlx::{Decode, Encode, Row as _, Type};
 
-use super::super::sql::call::{Kind, RowCall, stores_data};
-use super::super::sql::row::Row;
-use super::super::stored::{Fetch, StoredData, StoredResponse};
-use super::super::terms::{CallTerms, Token};
+use super::super::contract::{CallTerms, Fetch, StoredData, StoredResponse, Token};
+use super::super::sql::{Call, Row, RowCall};
 use crate::key::DedupKey;
 
 /// A `uuid`, without sqlx's feature of that name.
@@ -82,23 +80,20 @@ pub(super) fn key_hash(key: &DedupKey) -> u128 {
     u128::from_be_bytes(first)
 }
 
-/// Returns the value that `read` makes of each returned row, in the order of `rows`. A returned row begins with its
-/// key.
-pub(super) fn by_key<T>(
-    rows: &[RowCall<'_>],
-    returned: &[PgRow],
-    read: impl Fn(usize, &PgRow) -> Result<Option<T>, sqlx::Error>,
-) -> Result<Vec<Option<T>>, sqlx::Error> {
-    let mut indexes: Vec<_> = rows.iter().map(|row| row.hash).zip(0..).collect();
+/// Returns each returned row, which begins with its key, with the index of the row that has this key.
+pub(super) fn with_indexes<'r>(
+    rows: &[&mut RowCall<'_>],
+    returned: &'r [PgRow],
+) -> Result<Vec<(usize, &'r PgRow)>, sqlx::Error> {
+    let mut indexes: Vec<_> = rows.iter().map(|row| row.call.hash).zip(0..).collect();
     // The rows of a batch are sorted already.
     indexes.sort_unstable();
-    let mut found: Vec<_> = rows.iter().map(|_| None).collect();
+    let mut found = Vec::with_capacity(returned.len());
     for row in returned {
         let Uuid(key) = row.try_get(0)?;
         let key = u128::from_be_bytes(key);
         if let Ok(at) = indexes.binary_search_by_key(&key, |(hash, _)| *hash) {
-            let index: usize = indexes[at].1;
-            found[index] = read(index, row)?;
+            found.push((indexes[at].1, row));
         }
     }
     Ok(found)
@@ -118,54 +113,30 @@ pub(super) type Bound = Query<'static, Postgres, PgArguments>;
 pub(super) type Bind<'b> = &'b (dyn Fn(Bound) -> Bound + Sync);
 
 /// Returns the primary keys of rows.
-pub(super) fn uuids(rows: &[RowCall<'_>]) -> Vec<Uuid> {
-    rows.iter().map(|row| row.hash.into()).collect()
+pub(super) fn uuids(rows: &[&mut RowCall<'_>]) -> Vec<Uuid> {
+    rows.iter().map(|row| row.call.hash.into()).collect()
 }
 
-/// Binds the rows of a call of this kind: `$1` to `$5`, and what follows for the kind.
-pub(super) fn bind_rows(query: Bound, kind: Kind, rows: &[RowCall<'_>]) -> Bound {
-    match kind {
-        Kind::Claim | Kind::Renew => bind_claim(query, kind, rows),
-        Kind::ClaimComplete | Kind::Complete => {
-            bind_data(bind_keys(query, rows), rows, true).bind(event_types(rows))
-        }
-        Kind::Release | Kind::ReleaseComplete | Kind::Check => bind_keys(query, rows),
-    }
-}
-
-/// Binds the rows of a renewal, or of a claim that takes existing rows. A claim that is
-/// complete at once has no lease.
-pub(super) fn bind_claim(query: Bound, kind: Kind, rows: &[RowCall<'_>]) -> Bound {
-    let lease = || rows.first().map_or(0, |row| row.terms.lease_ms().min(MAX_MS));
-    let lease = (kind != Kind::ClaimComplete).then(lease);
-    bind_keys(query, rows).bind(lease).bind(event_types(rows))
-}
-
-/// Binds keys as arrays, with their terms, which are equal.
-fn bind_keys(query: Bound, rows: &[RowCall<'_>]) -> Bound {
-    query
-        .bind(uuids(rows))
-        .bind(rows.iter().map(|row| row.key.namespace()).collect::<Vec<_>>())
-        .bind(rows.iter().map(|row| row.key.id()).collect::<Vec<_>>())
-        .bind(rows.iter().map(|row| row.token().into()).collect::<Vec<Uuid>>())
-        .bind(rows.first().map_or(0, |row| retention_ms(row.terms)))
-}
-
-/// Returns the types of the events; `None` if no event has a type.
-fn event_types<'k>(rows: &[RowCall<'k>]) -> Option<Vec<Option<&'k str>>> {
-    let has_types = rows.iter().any(|row| row.terms.has_event_types());
-    has_types.then(|| rows.iter().map(|row| row.terms.event_type_for(row.key)).collect())
-}
-
-/// Binds the data to store with keys that become complete, as arrays with nulls. A column is null as a whole if there is
-/// nothing to store.
-pub(super) fn bind_data(query: Bound, rows: &[RowCall<'_>], completes: bool) -> Bound {
-    let data = |row: &RowCall<'_>| row.terms.stored_data_for(row.key).unwrap_or_default();
-    let stores = completes && stores_data(rows);
-    let data: Option<Vec<_>> = stores.then(|| rows.iter().map(data).collect());
+/// Binds the rows of a statement, `$1` to `$11`: keys and data as arrays, and their terms, which are equal. A statement may
+/// use fewer. Types, and each column of stored data, are null as a whole if no row has any.
+pub(super) fn bind_rows(query: Bound, rows: &[&mut RowCall<'_>]) -> Bound {
+    let calls = || rows.iter().map(|row| &**row.call);
+    let types = calls().any(|call| call.terms.has_event_types());
+    let types =
+        types.then(|| calls().map(|call| call.terms.event_type_for(&call.key)).collect::<Vec<_>>());
+    let data = |call: &Call| call.terms.stored_data_for(&call.key).unwrap_or_default();
+    let stores = calls().any(Call::stores_data);
+    let data: Option<Vec<_>> = stores.then(|| calls().map(data).collect());
     let data = data.as_deref();
     let status = |response: &StoredResponse| i16::try_from(response.status.as_u16()).ok();
     query
+        .bind(uuids(rows))
+        .bind(calls().map(|call| call.key.namespace()).collect::<Vec<_>>())
+        .bind(calls().map(|call| call.key.id()).collect::<Vec<_>>())
+        .bind(calls().map(|call| call.terms.token().into()).collect::<Vec<Uuid>>())
+        .bind(calls().next().map(|call| retention_ms(&call.terms)))
+        .bind(types)
+        .bind(calls().next().and_then(Call::lease_ms).map(|lease| lease.min(MAX_MS)))
         .bind(column(data, |data| data.payload_sha256))
         .bind(column(data, |data| status(data.response.as_deref()?)))
         .bind(column(data, |data| Some(data.response.as_deref()?.headers_json())))
@@ -197,7 +168,7 @@ fn try_read_row(row: &PgRow, fetch: Fetch) -> Result<Row, sqlx::Error> {
     let millis = |micros: i64| micros.div_euclid(1_000).saturating_add(946_684_800_000);
     let maybe = |column: usize| row.try_get_unchecked::<Option<i64>, _>(column);
     let time = |column: usize| row.try_get_unchecked::<i64, _>(column).map(millis);
-    // By position, in the order of `sql/get.sql` and `sql/read*.sql`: a lookup by name costs more.
+    // By position, in the order of `sql/get.sql` and `sql/read.sql`: a lookup by name costs more.
     let read = Row {
         token: row.try_get::<Option<Uuid>, _>(1)?.map(|Uuid(token)| token),
         version: row.try_get(VERSION)?,

@@ -1,19 +1,19 @@
 //! Keys that a program records in a transaction of its own, without a layer.
 
+use std::slice;
+use std::sync::Arc;
 use std::time::Duration;
 
 use sqlx::Connection;
 use sqlx::postgres::PgConnection;
 
-use super::super::replies::ClaimReply;
-use super::super::sql::batch::claimed;
-use super::super::sql::call::{Kind, rows_of};
-use super::super::sql::store::ready;
-use super::super::terms::{CallTerms, Token};
+use super::super::contract::{CallTerms, ClaimReply, Token};
+use super::super::sql::{Call, Kind, RowCall, claimed, ready};
 use super::adapter::PostgresAdapter;
 use super::errors::{is_locked, store_error};
 use super::params::key_hash;
-use super::session::Session;
+use super::session::Link;
+use super::statements::Wait;
 use crate::error::StoreError;
 use crate::key::DedupKey;
 
@@ -31,7 +31,10 @@ impl PostgresAdapter {
         let fault = |error| store_error("claiming a key in a transaction", error);
         let store = ready(self).await?;
         let terms = CallTerms::on_claim(Token::random(), retention);
-        let rows = rows_of(std::slice::from_ref(key), &terms, key_hash);
+        let call = Call::new(Kind::ClaimComplete, key, &terms, key_hash(key));
+        // This caller waits.
+        let _caller = Arc::clone(&call);
+        let mut row = RowCall::new(&call);
         // A wait that is too long must not abort the user's transaction.
         let mut savepoint = connection.begin().await.map_err(fault)?;
         let timeout: String =
@@ -39,9 +42,8 @@ impl PostgresAdapter {
                 .fetch_one(&mut *savepoint)
                 .await
                 .map_err(fault)?;
-        let mut replies = vec![None];
-        let mut session = Session::within(store, &mut savepoint);
-        let ran = session.run(Kind::ClaimComplete, &rows, &mut replies, false).await;
+        let mut session = store.session_over(Link::Within(&mut savepoint), Wait::Briefly);
+        let ran = session.run(Kind::ClaimComplete, slice::from_mut(&mut row), false).await;
         match ran {
             Err(error) if is_locked(&error) => {
                 savepoint.rollback().await.map_err(fault)?;
@@ -56,6 +58,6 @@ impl PostgresAdapter {
             .await
             .map_err(fault)?;
         savepoint.commit().await.map_err(fault)?;
-        Ok(claimed(replies)?.remove(0))
+        claimed(row.reply)
     }
 }

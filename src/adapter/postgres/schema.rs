@@ -1,62 +1,124 @@
-//! Where the table is, and how it is made.
+//! [`Table`]: where the table is, and how it is made.
 
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
-use super::super::sql::statement::render;
-use super::options::PostgresOptions;
+use sqlx::Row as _;
+use sqlx::postgres::PgRow;
 
+use super::super::sql::statement::render;
+use super::abandoned::{Permission, Sender, Work};
+use super::connections::{Connections, Fetched};
+use super::errors::store_error;
+use super::names::{TableName, literal, quoted};
+use super::options::{PostgresOptions, may_be_plain_text};
+use super::statements::{ByWait, Statements, tagged};
+use crate::error::{StoreError, StoreErrorKind};
+use crate::observe;
+
+pub(super) const PREPARING: &str = "preparing the Postgres schema";
 /// The version of the schema that this code writes.
 pub(super) const VERSION: i32 = 1;
+/// For how long a migration may run.
+const MAINTENANCE_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// The table's name.
-#[derive(Debug, Clone)]
-pub(super) struct TableName {
-    /// `None` until the table was found, unless the options name a schema.
-    pub(super) schema: Option<String>,
-    pub(super) table: String,
+/// Where the table is, or is to be.
+pub(super) struct Table {
+    pub(super) options: PostgresOptions,
+    find: Arc<str>,
+    /// Names the schema after the table is found: a `search_path` that changes later names no other
+    /// table.
+    statements: RwLock<ByWait>,
 }
 
-impl TableName {
-    /// Returns the name that the options give.
-    pub(super) fn of(options: &PostgresOptions) -> Self {
-        Self { schema: options.schema.clone(), table: options.sql.table.clone() }
-    }
-
-    /// Returns the quoted name: a name may be a word of SQL.
-    pub(super) fn quoted(&self, suffix: &str) -> String {
-        let table = quoted(&format!("{}{suffix}", self.table));
-        match &self.schema {
-            Some(schema) => format!("{}.{table}", quoted(schema)),
-            None => table,
+impl Table {
+    pub(super) fn new(options: PostgresOptions) -> Self {
+        let name = TableName::of(&options);
+        Self {
+            find: tagged(&name.find()),
+            statements: RwLock::new(Statements::by_wait(&name, &options)),
+            options,
         }
     }
 
-    /// Returns an expression for the table's number, which is null where there is no such table.
-    pub(super) fn number(&self) -> String {
-        format!("to_regclass({})", literal(&self.quoted("")))
+    /// Returns the statements that were last made.
+    pub(super) fn statements(&self) -> ByWait {
+        self.statements.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Returns the statement that finds the table.
-    pub(super) fn find(&self) -> String {
-        let schema = self.schema.as_deref().map_or("current_schema()::text".to_owned(), literal);
-        let version_name = literal(&format!(".\"{}_schema\"", self.table));
-        let values = [
-            ("schema", &*schema),
-            ("version_name", &*version_name),
-            ("table_number", &*self.number()),
-        ];
-        render(include_str!("sql/find.sql"), &values)
+    /// Finds the table. Makes it if it is missing and this is allowed. A migration waits for `lock_timeout`
+    /// for another one.
+    pub(super) async fn find_or_make(
+        &self,
+        connections: &Connections,
+        may_make: bool,
+        lock_timeout: Option<Duration>,
+    ) -> Result<(), StoreError> {
+        let fault = |error| store_error(PREPARING, error);
+        let refused = |text| Err(StoreError::new(StoreErrorKind::Refused, text));
+        let permission = &connections.senders.permission(Sender::Other).await;
+        let found = read_row(connections, permission, &self.find).await?;
+        let encoding: String = found.try_get("encoding").map_err(fault)?;
+        // SQL_ASCII takes every byte. All other encodings lack characters that an id may have, and
+        // would refuse its deliveries for ever.
+        if !["UTF8", "SQL_ASCII"].contains(&&*encoding) {
+            return Err(StoreError::new(
+                StoreErrorKind::Config,
+                "preparing the Postgres schema: the database's encoding is not UTF8",
+            ));
+        }
+        let schema = found.try_get("schema").map_err(fault)?;
+        let name = TableName { schema, ..TableName::of(&self.options) };
+        let statements = Statements::by_wait(&name, &self.options);
+        let exists: bool = found.try_get("there").map_err(fault)?;
+        // Not for a call: a claim needs no index.
+        if lock_timeout.is_none() && exists && !found.try_get("has_index").map_err(fault)? {
+            return refused("preparing the Postgres schema: the table has no index on expires_at");
+        }
+        // Without the table, and without the right to make it, the server's error says so.
+        let mut is_current = false;
+        if exists || !may_make {
+            let row = read_row(connections, permission, &statements[0].version).await?;
+            is_current = row.try_get::<i32, _>(0).map_err(fault)? >= VERSION;
+        }
+        if !is_current && !may_make {
+            return refused("the Postgres schema is of an older version");
+        }
+        if !is_current {
+            // One message: if the call is dropped, the server still commits all of it or nothing.
+            let sql = migration(create_sql(&name), lock_timeout);
+            let bound = lock_timeout.map_or(MAINTENANCE_TIMEOUT, |wait| 2 * wait);
+            connections.run(permission, bound, sql).await.map_err(fault)?;
+        }
+        *self.statements.write().unwrap_or_else(PoisonError::into_inner) = statements;
+        Ok(())
+    }
+
+    /// Warns if a connection to another host is not encrypted. A server that does not say so causes no warning, and no
+    /// error.
+    pub(super) async fn warn_of_plain_text(&self, connections: &Connections) {
+        let options = connections.pool.connect_options();
+        if !may_be_plain_text(&options) {
+            return;
+        }
+        let sql = &self.statements()[0].encrypted;
+        let read = connections.fetch_beside((Work::Read, 1), sql, &|query| query).await;
+        let Ok(Fetched { rows, .. }) = read else { return };
+        if matches!(rows.first().map(|row| row.try_get(0)), Some(Ok(false))) {
+            observe::not_encrypted(options.get_host());
+        }
     }
 }
 
-/// Returns a name in quotes.
-fn quoted(name: &str) -> String {
-    format!("\"{}\"", name.replace('"', "\"\""))
-}
-
-/// Returns a string literal.
-pub(super) fn literal(text: &str) -> String {
-    format!("'{}'", text.replace('\'', "''"))
+/// Reads the row of a statement without parameters.
+async fn read_row(
+    connections: &Connections,
+    permission: &Permission,
+    sql: &Arc<str>,
+) -> Result<PgRow, StoreError> {
+    let read = connections.fetch(permission, (Work::Read, 1), sql, &|query| query).await;
+    let row = read.and_then(|read| read.rows.into_iter().next().ok_or(sqlx::Error::RowNotFound));
+    row.map_err(|error| store_error(PREPARING, error))
 }
 
 /// Returns the statements that make the schema.

@@ -17,35 +17,53 @@
 //! is then sent again by statements that pass over such rows, which cost more: see [`Wait`]. They are used for the next
 //! 10 s. A completion or a release of a row that was passed over is sent alone, beside the queue, and waits.
 
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use sqlx::Row as _;
-use sqlx::postgres::{PgConnection, PgPool, PgRow, Postgres};
+use sqlx::postgres::{PgConnection, PgRow};
 
-use super::super::completion::Completion;
-use super::super::replies::{ClaimReply, RenewReply};
-use super::super::sql::batch::{Failed, RowExecutor, TRIES, unanswered};
-use super::super::sql::call::{Kind, Replied, RowCall, RowReply, checked, select};
-use super::super::sql::row::{Row, completed};
+use super::super::contract::{ClaimReply, Fetch, RenewReply};
 use super::super::sql::statement::query;
-use super::super::sql::store::{Common, READING_RESPONSE, SqlStore};
-use super::super::stored::Fetch;
-use super::super::terms::CallTerms;
-use super::abandoned::{Permission, Sender, Work};
-use super::completion::completion;
-use super::connections::Fetched;
-use super::errors::{is_locked, is_row_error, store_error};
-use super::params::{
-    Bind, Bound, Uuid, bind_claim, bind_data, bind_rows, by_key, key_hash, read_row, uuids,
+use super::super::sql::{
+    Failed, Kind, Row, RowCall, RowExecutor, RowReply, TRIES, completed, unanswered,
 };
+use super::abandoned::{Permission, Work};
+use super::connections::{Connections, Fetched};
+use super::errors::{is_locked, is_row_error, store_error};
+use super::params::{Bind, Bound, Uuid, bind_rows, read_row, uuids, with_indexes};
 use super::statements::{ByWait, Statements, Wait};
-use super::store::PostgresStore;
-use crate::error::StoreError;
-use crate::key::DedupKey;
+
+/// For how long batches pass over rows that open transactions hold, after one has waited for such a row.
+const PASS_OVER_FOR: Duration = Duration::from_secs(10);
+
+/// What batches have met in the table.
+#[derive(Default)]
+pub(super) struct Met {
+    /// Whether claims read before they insert: while at least half of their keys are known. An insertion shows without
+    /// extra cost whether a key is new; the row of a known key takes a second statement, and with it a duplicate costs
+    /// the server two to three times the CPU.
+    known: AtomicBool,
+    /// When a batch last waited for a row that an open transaction holds.
+    held: Mutex<Option<Instant>>,
+}
+
+impl Met {
+    /// Returns how a batch meets a row that an open transaction holds.
+    pub(super) fn wait(&self) -> Wait {
+        let met = *self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_recent = met.is_some_and(|met| met.elapsed() < PASS_OVER_FOR);
+        if is_recent { Wait::PassOver } else { Wait::Briefly }
+    }
+
+    fn note_held(&self) {
+        *self.held.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+    }
+}
 
 /// Where a session sends its statements.
-enum Link<'c> {
+pub(super) enum Link<'c> {
     /// Over the connections of the adapter: each statement is a transaction of its own.
     Own(Permission),
     /// In a transaction of the user's.
@@ -53,129 +71,63 @@ enum Link<'c> {
 }
 
 /// Runs statements.
-pub(in crate::adapter) struct Session<'c> {
-    store: Arc<PostgresStore>,
-    statements: ByWait,
+pub(crate) struct Session<'c> {
+    pub(super) connections: Arc<Connections>,
+    pub(super) met: Arc<Met>,
+    pub(super) statements: ByWait,
+    pub(super) link: Link<'c>,
     /// How batches meet rows that open transactions hold.
-    wait: Wait,
-    link: Link<'c>,
+    pub(super) wait: Wait,
     /// How many rows needed no write.
-    known: usize,
+    pub(super) known: usize,
     /// Whether a statement may have written rows whose reply was lost.
-    lost_reply: bool,
-}
-
-impl SqlStore for PostgresStore {
-    type Database = Postgres;
-    type Session = Session<'static>;
-
-    fn common(&self) -> &Common {
-        &self.common
-    }
-
-    fn pool(&self) -> &PgPool {
-        &self.connections.pool
-    }
-
-    fn is_closed(&self) -> bool {
-        self.connections.is_closed()
-    }
-
-    async fn close(&self) {
-        self.common.stop();
-        self.connections.close().await;
-        if !self.user_pool {
-            self.pool().close().await;
-        }
-    }
-
-    fn on_pool_closed(&self) {
-        self.connections.close_idle();
-    }
-
-    async fn prepare(self: &Arc<Self>) -> Result<(), StoreError> {
-        self.prepare_once().await
-    }
-
-    fn hash(key: &DedupKey) -> u128 {
-        key_hash(key)
-    }
-
-    async fn session(self: &Arc<Self>, alone: bool) -> Result<Session<'static>, StoreError> {
-        let sender = if alone { Sender::Alone } else { Sender::Batch };
-        let permission = self.connections.senders.permission(sender).await;
-        let wait = if alone { Wait::Long } else { self.wait() };
-        Ok(Session::new(self, Link::Own(permission), wait))
-    }
-
-    async fn read_response(&self, key: &DedupKey) -> Result<Option<Row>, StoreError> {
-        let read = self.read_key(key_hash(key), Fetch::DigestAndResponse).await;
-        read.map_err(|error| store_error(READING_RESPONSE, error))
-    }
-
-    fn completion(&self, keys: &[DedupKey], terms: &CallTerms, mark: Option<&str>) -> Completion {
-        completion(&self.statements(), keys, terms, mark)
-    }
+    pub(super) lost_reply: bool,
 }
 
 impl RowExecutor for Session<'_> {
-    async fn execute(
-        &mut self,
-        kind: Kind,
-        rows: &[RowCall<'_>],
-    ) -> (Vec<Replied>, Option<Failed>) {
-        let reads_first = kind.is_claim() && self.store.read_first.load(Ordering::Relaxed);
-        let mut replies: Vec<Replied> = rows.iter().map(|_| None).collect();
+    async fn execute(&mut self, kind: Kind, rows: &mut [RowCall<'_>]) -> Option<Failed> {
+        let is_known = kind.is_claim() && self.met.known.load(Ordering::Relaxed);
+        let reads_first = is_known || kind == Kind::Check;
         self.known = 0;
-        let mut error = self.run(kind, rows, &mut replies, reads_first).await.err();
+        let mut error = self.run(kind, rows, reads_first).await.err();
         // One wait is enough: this batch and the next ones pass over the row.
         if self.wait == Wait::Briefly && error.as_ref().is_some_and(is_locked) {
-            self.store.note_held();
+            self.met.note_held();
             self.wait = Wait::PassOver;
-            error = self.run(kind, rows, &mut replies, reads_first).await.err();
+            error = self.run(kind, rows, reads_first).await.err();
         }
+        let sent = rows.len();
+        let mut left = unanswered(rows);
         if self.wait == Wait::PassOver && error.is_none() && !kind.is_claim() {
-            let locked = replies.iter_mut().filter(|reply| reply.is_none());
-            locked.for_each(|reply| *reply = Some(Ok(RowReply::Locked)));
+            left.drain(..).for_each(|row| row.reply = Some(Ok(RowReply::Locked)));
         }
-        let unanswered = unanswered(&replies);
-        let answered = rows.len() - unanswered.len();
+        let answered = sent - left.len();
         if kind.is_claim() && answered > 0 {
             let known = self.known * 2 >= answered;
             // Every claim reads the flag, and few change it.
-            if known != self.store.read_first.load(Ordering::Relaxed) {
-                self.store.read_first.store(known, Ordering::Relaxed);
+            if known != self.met.known.load(Ordering::Relaxed) {
+                self.met.known.store(known, Ordering::Relaxed);
             }
         }
-        let Some(error) = error else { return (replies, None) };
+        let error = error?;
         let (is_row_error, is_locked) = (is_row_error(&error), is_locked(&error));
         let error = store_error(kind.context(), error);
         let error = if self.lost_reply { error.with_unknown_outcome() } else { error };
         // A claim that stands alone and meets a row of an open transaction is in flight. After a lost reply, the
         // claim may hold the row itself.
-        if let [index] = unanswered[..]
+        if let [row] = &mut left[..]
             && kind.is_claim()
             && is_locked
             && !error.is_unknown()
         {
-            replies[index] = Some(Ok(RowReply::IN_FLIGHT));
-            return (replies, None);
+            row.reply = Some(Ok(RowReply::IN_FLIGHT));
+            return None;
         }
-        (replies, Some(Failed { error, is_row_error }))
+        Some(Failed { error, is_row_error })
     }
 }
 
-impl<'c> Session<'c> {
-    fn new(store: &Arc<PostgresStore>, link: Link<'c>, wait: Wait) -> Self {
-        let (store, statements) = (Arc::clone(store), store.statements_by_wait());
-        Self { store, statements, wait, link, known: 0, lost_reply: false }
-    }
-
-    /// Returns the session of a transaction of the user's.
-    pub(super) fn within(store: &Arc<PostgresStore>, connection: &'c mut PgConnection) -> Self {
-        Self::new(store, Link::Within(connection), Wait::Briefly)
-    }
-
+impl Session<'_> {
     fn all(&self) -> Arc<Statements> {
         Arc::clone(&self.statements[self.wait as usize])
     }
@@ -184,86 +136,68 @@ impl<'c> Session<'c> {
     pub(super) async fn run(
         &mut self,
         kind: Kind,
-        rows: &[RowCall<'_>],
-        replies: &mut [Replied],
+        rows: &mut [RowCall<'_>],
         mut reads: bool,
     ) -> Result<(), sqlx::Error> {
         // A row that a statement has passed over may be held for long. A completion also finds rows that are complete.
         let tries = match kind {
             Kind::Complete if self.wait == Wait::PassOver => 2,
             Kind::Claim | Kind::ClaimComplete | Kind::Complete => TRIES,
-            Kind::Renew | Kind::Release | Kind::ReleaseComplete | Kind::Check => 1,
+            Kind::Renew | Kind::Release | Kind::Check => 1,
         };
-        if kind == Kind::Check {
-            let found = self.read(rows, Fetch::Nothing).await?;
-            replies.clone_from_slice(&checked(rows, &found));
-            return Ok(());
-        }
         for _ in 0..tries {
-            let mut unwritten = unanswered(replies);
-            if unwritten.is_empty() {
+            let mut left = unanswered(rows);
+            if left.is_empty() {
                 break;
             }
             if reads {
-                unwritten = self.read_and_take(kind, rows, replies, unwritten).await?;
+                left = self.read_and_take(kind, left).await?;
             }
             reads = true;
-            if !unwritten.is_empty() {
-                let written = self.write(kind, &select(rows, &unwritten)).await?;
-                set(replies, &unwritten, written);
+            if !left.is_empty() {
+                self.write(kind, &mut left).await?;
             }
         }
         Ok(())
     }
 
     /// Reads the rows, and replies where a row decides the reply. A claim also takes the free rows.
-    /// Returns the indexes of the rows to write.
-    async fn read_and_take(
+    /// Returns the rows to write.
+    async fn read_and_take<'r, 'k>(
         &mut self,
         kind: Kind,
-        rows: &[RowCall<'_>],
-        replies: &mut [Replied],
-        indexes: Vec<usize>,
-    ) -> Result<Vec<usize>, sqlx::Error> {
+        rows: Vec<&'r mut RowCall<'k>>,
+    ) -> Result<Vec<&'r mut RowCall<'k>>, sqlx::Error> {
         // A statement of its own: the statement that found a row may have begun before the row was
         // committed, and would not see it.
-        let fetch = rows.first().map_or(Fetch::Nothing, |row| row.terms.fetch());
-        let found = self.read(&select(rows, &indexes), fetch).await?;
+        let fetch = rows.first().map_or(Fetch::Nothing, |row| row.call.terms.fetch());
+        let found = self.read(&rows, fetch).await?;
         let (mut unwritten, mut free, mut found_free) = (Vec::new(), Vec::new(), Vec::new());
-        for (index, row) in indexes.into_iter().zip(found) {
-            let Some(row) = row else {
-                unwritten.push(index);
-                continue;
-            };
-            match RowReply::of_row(&row, kind, rows[index].terms) {
-                Some(reply) => {
-                    self.known += 1;
-                    replies[index] = Some(reply);
+        for (row, found) in rows.into_iter().zip(found) {
+            row.reply = RowReply::of_row(found.as_ref(), kind, &row.call.terms);
+            match found {
+                _ if row.reply.is_some() => self.known += 1,
+                Some(found) if kind.is_claim() && row.call.has_caller() => {
+                    free.push(row);
+                    found_free.push(found);
                 }
-                None if !kind.is_claim() => unwritten.push(index),
-                None if rows[index].has_caller() => {
-                    free.push(index);
-                    found_free.push(row);
-                }
-                None => replies[index] = Some(Err(kind.unknown())),
+                Some(_) if kind.is_claim() => row.reply = Some(Err(kind.unknown())),
+                _ => unwritten.push(row),
             }
         }
         if !free.is_empty() {
-            let taken = self.take(kind, &select(rows, &free), &found_free).await?;
-            for (index, reply) in free.into_iter().zip(taken) {
-                replies[index] = reply;
-            }
+            self.take(kind, &mut free, &found_free).await?;
         }
         Ok(unwritten)
     }
 
-    /// Inserts the rows of claims; completes, renews or releases rows. Returns the reply for each row that it wrote, or
-    /// that an open transaction holds.
+    /// Inserts the rows of claims; completes, renews or releases rows. Replies for each row that it wrote, or that an
+    /// open transaction holds.
     async fn write(
         &mut self,
         kind: Kind,
-        rows: &[RowCall<'_>],
-    ) -> Result<Vec<Option<RowReply>>, sqlx::Error> {
+        rows: &mut [&mut RowCall<'_>],
+    ) -> Result<(), sqlx::Error> {
         let all = self.all();
         let sql = match kind {
             Kind::Claim => &all.claim_insert,
@@ -271,74 +205,82 @@ impl<'c> Session<'c> {
             Kind::Renew => &all.renew,
             Kind::Complete => &all.complete,
             Kind::Release => &all.release,
-            Kind::ReleaseComplete => &all.release_complete,
-            // `run` only reads.
-            Kind::Check => return Ok(rows.iter().map(|_| None).collect()),
+            // It has read its rows.
+            Kind::Check => return Ok(()),
         };
-        let returned = self.send(work(kind), sql, &|query| bind_rows(query, kind, rows)).await?;
-        let connections = &self.store.connections;
+        let returned = self.send(work(kind), sql, &|query| bind_rows(query, rows)).await?;
         if kind.is_claim() {
-            connections.replanner.note_rows(returned.len());
+            self.connections.replanner.note_rows(returned.len());
         }
         // A statement that writes nothing waits for no disk and no standby. A renewal also returns rows that it has not
         // written.
         if kind != Kind::Renew && !returned.is_empty() && matches!(self.link, Link::Own(_)) {
-            connections.senders.succeeded(work(kind));
+            self.connections.senders.succeeded(work(kind));
         }
-        let written = by_key(rows, &returned, |index, row| {
-            Ok(Some(match kind {
-                Kind::Complete => completed_reply(row, rows[index].token().into())?,
+        let written = with_indexes(rows, &returned)?;
+        if kind == Kind::Renew {
+            let lost = RowReply::Renewed(RenewReply::Lost);
+            rows.iter_mut().for_each(|row| row.reply = Some(Ok(lost.clone())));
+        }
+        for (index, row) in written {
+            let mine = rows[index].call.terms.token().into();
+            rows[index].reply = Some(Ok(match kind {
+                Kind::Complete => completed_reply(row, mine)?,
                 // By position, as in RETURNING in `sql/renew.sql`.
                 Kind::Renew if row.try_get(1)? => RowReply::Renewed(RenewReply::Locked),
                 Kind::Renew => RowReply::Renewed(RenewReply::Held),
-                Kind::Release | Kind::ReleaseComplete => RowReply::Released,
+                Kind::Release => RowReply::Released,
                 _ => RowReply::first(1, false),
-            }))
-        })?;
-        let lost = (kind == Kind::Renew).then_some(RowReply::Renewed(RenewReply::Lost));
-        Ok(written.into_iter().map(|reply| reply.or_else(|| lost.clone())).collect())
+            }));
+        }
+        Ok(())
     }
 
-    /// Takes existing rows at the versions that were found. Returns the reply for each row that it wrote, or that an open
+    /// Takes existing rows at the versions that were found. Replies for each row that it wrote, or that an open
     /// transaction holds: the claim is in flight. A row that this claim itself may hold has no reply.
     async fn take(
         &mut self,
         kind: Kind,
-        rows: &[RowCall<'_>],
+        rows: &mut [&mut RowCall<'_>],
         found: &[Row],
-    ) -> Result<Vec<Replied>, sqlx::Error> {
+    ) -> Result<(), sqlx::Error> {
         let versions: Vec<_> = found.iter().map(|row| row.version).collect();
         let all = self.all();
-        let bind = |query| {
-            let query = bind_claim(query, kind, rows);
-            bind_data(query, rows, kind == Kind::ClaimComplete).bind(&versions)
-        };
+        let bind = |query| bind_rows(query, rows).bind(&versions);
         let taken = self.send(work(kind), &all.claim_existing, &bind).await?;
         let lost_reply = self.lost_reply;
-        by_key(rows, &taken, |index, row| {
+        for (index, row) in with_indexes(rows, &taken)? {
+            let (mine, holder) = (rows[index].call.terms.token(), found[index].token);
             // By position, in the order of RETURNING in `sql/*claim*.sql`.
-            let Some(attempts) = row.try_get::<Option<i32>, _>(1)? else {
-                let (mine, holder) = (rows[index].token(), found[index].token);
-                let is_own = holder.as_ref() == Some(mine.as_bytes());
-                // It is read again: another call may hold it for a moment.
-                if lost_reply || is_own {
-                    return Ok(None);
+            let reply = match row.try_get::<Option<i32>, _>(1)? {
+                Some(attempts) => RowReply::first(attempts.into(), row.try_get(2)?),
+                None => {
+                    let is_own = holder.as_ref() == Some(mine.as_bytes());
+                    // It is read again: another call may hold it for a moment.
+                    if lost_reply || is_own {
+                        continue;
+                    }
+                    RowReply::Claimed(ClaimReply::InFlight, holder)
                 }
-                return Ok(Some(Ok(RowReply::Claimed(ClaimReply::InFlight, holder))));
             };
-            Ok(Some(Ok(RowReply::first(attempts.into(), row.try_get(2)?))))
-        })
+            rows[index].reply = Some(Ok(reply));
+        }
+        Ok(())
     }
 
-    pub(super) async fn read(
+    async fn read(
         &mut self,
-        rows: &[RowCall<'_>],
+        rows: &[&mut RowCall<'_>],
         fetch: Fetch,
     ) -> Result<Vec<Option<Row>>, sqlx::Error> {
         let all = self.all();
-        let bind = |query: Bound| query.bind(uuids(rows));
+        let bind = |query: Bound| query.bind(uuids(rows)).bind(false);
         let returned = self.send(Work::Read, all.read(fetch), &bind).await?;
-        by_key(rows, &returned, |_, row| Ok(Some(read_row(row, fetch))))
+        let mut found: Vec<_> = rows.iter().map(|_| None).collect();
+        for (index, row) in with_indexes(rows, &returned)? {
+            found[index] = Some(read_row(row, fetch));
+        }
+        Ok(found)
     }
 
     async fn send(
@@ -351,8 +293,8 @@ impl<'c> Session<'c> {
             Link::Own(permission) => permission,
             Link::Within(connection) => return bind(query(sql)).fetch_all(&mut **connection).await,
         };
-        let fetched = self.store.connections.fetch(permission, (work, 1), sql, bind).await;
-        let Fetched { rows, lost_reply } = fetched?;
+        let Fetched { rows, lost_reply } =
+            self.connections.fetch(permission, (work, 1), sql, bind).await?;
         self.lost_reply |= lost_reply;
         Ok(rows)
     }
@@ -361,12 +303,6 @@ impl<'c> Session<'c> {
 /// Returns what a statement of this kind may wait for.
 fn work(kind: Kind) -> Work {
     if kind == Kind::Claim { Work::Write } else { Work::DurableWrite }
-}
-
-fn set(replies: &mut [Replied], indexes: &[usize], written: Vec<Option<RowReply>>) {
-    for (index, reply) in indexes.iter().zip(written) {
-        replies[*index] = reply.map(Ok);
-    }
 }
 
 /// Returns the reply of a row that a completion wrote: its key, attempts and token.

@@ -1,6 +1,6 @@
 //! The statements of the Postgres adapter: one file each, in the folder `sql`.
 //!
-//! [`sql::row`](super::super::sql::row) defines the states of a row.
+//! `sql::row` defines the states of a row.
 //!
 //! 1. `key` is the first 16 bytes of the SHA-256 over namespace, line feed and id (a namespace holds no
 //!    control character). The names stand beside it to be read; no index covers them.
@@ -23,21 +23,20 @@
 //! 8. Every statement takes any number of keys, and one retention and lease, because the calls of a batch have
 //!    equal terms. A batch of one call is the same statement.
 //!
-//! `$1` to `$4` are the arrays of keys, namespaces, ids and tokens. `$5` is the retention in milliseconds. In
-//! statements that set a lease, `$6` is the lease in milliseconds. In statements that store data, `$6` to `$9` are
-//! arrays of the payload's SHA-256 and of the response's status, headers and body. In both, the array of the
-//! events' types follows. An array without a value is null as a whole, which `unnest` fills with nulls. The
-//! versions that were read come last. `get` and `forget` take one key.
+//! The parameters of these statements are those of [`bind_rows`](super::params::bind_rows): the arrays of keys,
+//! namespaces, ids and tokens, the retention in milliseconds, the array of the events' types, the lease in milliseconds,
+//! and the arrays of the payload's SHA-256 and of the response's status, headers and body. The versions that were read come
+//! last. `forget` takes one key.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::super::contract::Fetch;
 use super::super::inspect::PURGE_GRACE;
-use super::super::sql::inspection::{COUNTED, PORTION};
 use super::super::sql::statement::{render, statements};
-use super::super::stored::Fetch;
+use super::super::sql::{COUNTED, PORTION};
+use super::names::TableName;
 use super::options::PostgresOptions;
-use super::schema::TableName;
 
 /// The start of every statement: `pg_stat_activity` and the server's log show whose it is.
 pub(super) const TAG: &str = "/* tower-dedup */ ";
@@ -64,9 +63,18 @@ pub(super) enum Wait {
 
 /// Leaves out a key that has a row: an insertion would wait for the transaction that holds it. With the keys in a
 /// subquery, Postgres keeps one plan for any number of keys. As a join, it takes twice the time for a few keys.
-const UNLESS_EXISTS: &str = "WHERE a.key <> ALL (ARRAY(SELECT key FROM {table} WHERE key = ANY ((SELECT $1::uuid[])::uuid[])))";
+const UNLESS_EXISTS: &str = "\n  WHERE a.key <> ALL (ARRAY(SELECT key FROM {table} WHERE key = ANY ((SELECT $1::uuid[])::uuid[])))";
 /// Leaves out a row that an open transaction holds.
-const UNLESS_HELD: &str = "WHERE NOT EXISTS (SELECT FROM held AS h WHERE h.key = a.key)";
+const UNLESS_HELD: &str = "\n  WHERE NOT EXISTS (SELECT FROM held AS h WHERE h.key = a.key)";
+
+/// Whether a row is released: by its token, and incomplete, unless its claim had no lease.
+const IS_RELEASED: &str =
+    "(t.token = excluded.token AND (t.completed_at IS NULL) = ($7::int8 IS NOT NULL))";
+/// The columns of stored data, and their arrays.
+const DATA: [&str; 2] = [
+    ", payload_sha256, response_status, response_headers, response_body",
+    ", $8::bytea[], $9::int2[], $10::text[], $11::bytea[]",
+];
 
 /// The statements by [`Wait`].
 pub(super) type ByWait = [Arc<Statements>; 3];
@@ -87,10 +95,8 @@ statements! {
         completion_lean,
         completion_check,
         release,
-        release_complete,
         forget,
         read,
-        read_response,
         get,
         purge,
         stats,
@@ -113,42 +119,53 @@ impl Statements {
         [Wait::Briefly, Wait::PassOver, Wait::Long].map(of)
     }
 
-    pub(super) fn new(name: &TableName, options: &PostgresOptions, wait: Wait) -> Self {
+    fn new(name: &TableName, options: &PostgresOptions, wait: Wait) -> Self {
         // The setting has 31 bits, and 0 is no bound.
         let long = (options.statement_timeout.as_millis() * 9 / 10).max(1);
-        let long = i32::try_from(long).unwrap_or(i32::MAX);
-        let long = format!("{long}ms");
-        let passing = wait == Wait::PassOver;
-        let durable = render(include_str!("sql/durable.sql"), &[]);
-        let asynchronous = render(include_str!("sql/claim_durable.sql"), &[("durable", &durable)]);
+        let long = format!("{}ms", i32::try_from(long).unwrap_or(i32::MAX));
+        let passes = wait == Wait::PassOver;
+        let wait = [BRIEFLY, LOCK_TIMEOUT, &*long][wait as usize];
         let table = ("table", &*name.quoted(""));
-        let held = render(include_str!("sql/held.sql"), &[table]);
-        let unless_exists = format!("\n  {}", render(UNLESS_EXISTS, &[table]));
-        let unless_held = format!("\n  {UNLESS_HELD}");
-        let pass = |text| if passing { text } else { "" };
-        let (wait, durable) =
-            (("wait", [BRIEFLY, LOCK_TIMEOUT, &*long][wait as usize]), ("durable", &*durable));
-        let (pass_held, unless_held) = (("pass_held", pass(&held)), pass(&unless_held));
-        let complete_rows = |attempts, unless| {
-            let values = [table, ("attempts", attempts), ("unless", unless)];
-            render(include_str!("sql/complete_rows.sql"), &values)
+        let durable = &*render(include_str!("sql/durable.sql"), &[]);
+        let claim_durable = render(include_str!("sql/claim_durable.sql"), &[("durable", durable)]);
+        let settings = |wait, durability| {
+            let values = [("wait", wait), ("durability", durability)];
+            render(include_str!("sql/settings.sql"), &values)
         };
-        let release_rows = [table, wait, durable, pass_held, ("pass_unless_held", unless_held)];
+        let held = render(include_str!("sql/held.sql"), &[table]);
+        let pass = |text: &str| if passes { render(text, &[table]) } else { String::new() };
+        let (unless_exists, unless_held) = (pass(UNLESS_EXISTS), pass(UNLESS_HELD));
+        let rows = |attempts, completed_at, unless: &str| {
+            let [data, arrays] = if completed_at == "NULL" { [""; 2] } else { DATA };
+            let values = [
+                table,
+                ("attempts", attempts),
+                ("completed_at", completed_at),
+                ("unless", unless),
+                ("data", data),
+                ("arrays", arrays),
+            ];
+            render(include_str!("sql/rows.sql"), &values)
+        };
+        let claim_durable = if options.durable_claims { durable } else { &claim_durable };
         let values = [
             table,
-            wait,
-            durable,
-            pass_held,
+            ("durable", durable),
+            ("settings", &*settings(wait, durable)),
+            ("claim_settings", &*settings(wait, claim_durable)),
+            ("renew_settings", &*settings(LOCK_TIMEOUT, durable)),
             ("held", &*held),
-            ("unless_held", UNLESS_HELD),
-            ("pass_unless_exists", pass(&unless_exists)),
-            ("complete_rows", &*complete_rows("0", unless_held)),
-            ("claimed_rows", &*complete_rows("1", pass(&unless_exists))),
-            ("release_rows", &*render(include_str!("sql/release_rows.sql"), &release_rows)),
+            ("pass_held", if passes { &*held } else { "" }),
+            ("unless_held", &*unless_held),
+            ("leased_rows", &*rows("1", "NULL", &unless_exists)),
+            ("claimed_rows", &*rows("1", "a.now", &unless_exists)),
+            ("complete_rows", &*rows("0", "a.now", &unless_held)),
+            ("renewed_rows", &*rows("1", "NULL", UNLESS_HELD)),
+            ("is_released", IS_RELEASED),
+            ("data", DATA[0]),
+            ("arrays", DATA[1]),
             ("version_table", &*name.quoted("_schema")),
             ("table_number", &*name.number()),
-            ("claim_durable", if options.durable_claims { durable.1 } else { &*asynchronous }),
-            ("lock_timeout", LOCK_TIMEOUT),
             ("completion_timeout", COMPLETION_TIMEOUT),
             ("grace_ms", &*PURGE_GRACE.as_millis().to_string()),
             ("counted", &*COUNTED.to_string()),
@@ -162,7 +179,7 @@ impl Statements {
     pub(super) fn read(&self, fetch: Fetch) -> &Arc<str> {
         match fetch {
             Fetch::Nothing | Fetch::Digest => &self.read,
-            Fetch::DigestAndResponse => &self.read_response,
+            Fetch::DigestAndResponse => &self.get,
         }
     }
 }

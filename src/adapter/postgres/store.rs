@@ -1,101 +1,68 @@
-//! [`PostgresStore`]: its connections, and where the table is.
+//! [`PostgresStore`]: the state that all handles of an adapter share.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Duration;
 
-use sqlx::Row as _;
-use sqlx::postgres::{PgPool, PgRow};
+use sqlx::postgres::{PgPool, PgRow, Postgres};
 
-use super::super::sql::store::Common;
-use super::abandoned::{Permission, Sender, Work};
-use super::connections::{Connections, Fetched};
+use super::super::contract::{CallTerms, Completion, Fetch};
+use super::super::sql::{Common, READING_RESPONSE, Row, SqlStore};
+use super::abandoned::{Sender, Work};
+use super::completion::completion;
+use super::connections::Connections;
 use super::errors::store_error;
-use super::options::{PostgresOptions, may_be_plain_text};
-use super::params::Bind;
-use super::schema::{TableName, VERSION, create_sql, migration};
-use super::statements::{ByWait, Statements, Wait, tagged};
+use super::options::PostgresOptions;
+use super::params::{Bound, Uuid, key_hash, read_row};
+use super::schema::{PREPARING, Table};
+use super::session::{Link, Met, Session};
+use super::statements::{Statements, Wait};
 use crate::error::{StoreError, StoreErrorKind};
-use crate::observe;
+use crate::key::DedupKey;
 
-const PREPARING: &str = "preparing the Postgres schema";
-/// How long a migration waits on the server for another one.
+/// How long a migration that a call makes waits on the server for another one.
 const MIGRATION_WAIT: Duration = Duration::from_secs(5);
-/// For how long a migration may run.
-const MAINTENANCE_TIMEOUT: Duration = Duration::from_secs(600);
-
-/// For how long batches pass over rows that open transactions hold, after one has waited for such a row.
-const PASS_OVER_FOR: Duration = Duration::from_secs(10);
 
 /// The state that all handles of an adapter share.
-pub(in crate::adapter) struct PostgresStore {
-    pub(super) options: PostgresOptions,
+pub(crate) struct PostgresStore {
+    pub(super) connections: Arc<Connections>,
+    pub(super) table: Table,
+    met: Arc<Met>,
+    common: Common,
     /// Whether the pool is the user's.
-    pub(super) user_pool: bool,
-    pub(super) connections: Connections,
-    find: Arc<str>,
-    /// Names the schema after the table is found: a `search_path` that changes later names no other
-    /// table.
-    statements: RwLock<ByWait>,
-    pub(super) common: Common,
-    /// Whether claims read before they insert: while at least half of their keys are known. An insertion shows without
-    /// extra cost whether a key is new; the row of a known key takes a second statement, and with it a duplicate costs
-    /// the server two to three times the CPU.
-    pub(super) read_first: AtomicBool,
-    /// When a batch last waited for a row that an open transaction holds.
-    met_held: Mutex<Option<Instant>>,
-    /// Whether it is known if the connections are encrypted.
-    has_checked_encryption: AtomicBool,
+    user_pool: bool,
     /// Held by the call that looks for the table, or makes it.
     migration: Arc<tokio::sync::Mutex<()>>,
 }
 
-/// Where the table is, or is to be.
-struct FoundTable {
-    name: TableName,
-    statements: ByWait,
-    /// Whether it exists, with its version.
-    exists: bool,
-    /// Whether it has an index on `expires_at`.
-    has_index: bool,
-}
-
 impl PostgresStore {
     pub(super) fn new(pool: PgPool, options: PostgresOptions, user_pool: bool) -> Self {
-        let (bounds, name) = (options.sql.bounds, TableName::of(&options));
+        let bounds = options.sql.bounds;
+        let connections = Connections::new(pool, bounds.workers, options.statement_timeout);
         Self {
-            connections: Connections::new(pool, bounds.workers, options.statement_timeout),
-            find: tagged(&name.find()),
-            statements: RwLock::new(Statements::by_wait(&name, &options)),
+            connections: Arc::new(connections),
             common: Common::new(&options.sql, bounds, options.check()),
-            read_first: AtomicBool::new(false),
-            met_held: Mutex::default(),
-            has_checked_encryption: AtomicBool::new(false),
-            migration: Arc::default(),
-            options,
+            table: Table::new(options),
+            met: Arc::default(),
             user_pool,
+            migration: Arc::default(),
         }
     }
 
-    /// Returns the statements that were last made.
     pub(super) fn statements(&self) -> Arc<Statements> {
-        Arc::clone(&self.statements_by_wait()[Wait::Briefly as usize])
+        Arc::clone(&self.table.statements()[0])
     }
 
-    pub(super) fn statements_by_wait(&self) -> ByWait {
-        self.statements.read().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    /// Returns how a batch meets a row that an open transaction holds.
-    pub(super) fn wait(&self) -> Wait {
-        let met = *self.met_held.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_recent = met.is_some_and(|met| met.elapsed() < PASS_OVER_FOR);
-        if is_recent { Wait::PassOver } else { Wait::Briefly }
-    }
-
-    /// Notes that a batch has met a row that an open transaction holds.
-    pub(super) fn note_held(&self) {
-        *self.met_held.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+    /// Returns a session over this link.
+    pub(super) fn session_over<'c>(&self, link: Link<'c>, wait: Wait) -> Session<'c> {
+        Session {
+            connections: Arc::clone(&self.connections),
+            met: Arc::clone(&self.met),
+            statements: self.table.statements(),
+            link,
+            wait,
+            known: 0,
+            lost_reply: false,
+        }
     }
 
     /// Finds the table, or makes it.
@@ -104,9 +71,62 @@ impl PostgresStore {
         self.find_or_make(true, None).await
     }
 
-    /// Finds the table for a call, or makes it if this is allowed. For one call at a time, and in a task of its own: a
-    /// migration that was dropped would leave a session on the server.
-    pub(super) async fn prepare_once(self: &Arc<Self>) -> Result<(), StoreError> {
+    async fn find_or_make(&self, make: bool, wait: Option<Duration>) -> Result<(), StoreError> {
+        self.table.find_or_make(&self.connections, make, wait).await?;
+        if !self.common.has_table() {
+            self.table.warn_of_plain_text(&self.connections).await;
+        }
+        self.common.set_has_table();
+        Ok(())
+    }
+
+    /// Reads a row: on a primary, unless it may be `anywhere`.
+    pub(super) async fn read_key(
+        &self,
+        key: &DedupKey,
+        fetch: Fetch,
+        anywhere: bool,
+    ) -> Result<Option<PgRow>, sqlx::Error> {
+        let (statements, keys) = (self.statements(), [Uuid::from(key_hash(key))]);
+        let bind = |query: Bound| query.bind(&keys[..]).bind(anywhere);
+        let sql = statements.read(fetch);
+        let rows = self.connections.fetch_beside((Work::Read, 1), sql, &bind).await?.rows;
+        Ok(rows.into_iter().next())
+    }
+
+    /// Closes the connections; a pool of the user's stays open.
+    pub(super) async fn close(&self) {
+        self.common.stop();
+        self.connections.close().await;
+        if !self.user_pool {
+            self.pool().close().await;
+        }
+    }
+}
+
+impl SqlStore for PostgresStore {
+    type Database = Postgres;
+    type Session = Session<'static>;
+
+    fn common(&self) -> &Common {
+        &self.common
+    }
+
+    fn pool(&self) -> &PgPool {
+        &self.connections.pool
+    }
+
+    fn is_closed(&self) -> bool {
+        self.connections.is_closed()
+    }
+
+    fn on_pool_closed(&self) {
+        self.connections.close_idle();
+    }
+
+    /// For one call at a time, and in a task of its own: a migration that was dropped would leave a session on the
+    /// server.
+    async fn prepare(self: &Arc<Self>) -> Result<(), StoreError> {
         let turn = Arc::clone(&self.migration).lock_owned().await;
         if self.common.has_table() {
             return Ok(());
@@ -114,119 +134,31 @@ impl PostgresStore {
         let store = Arc::clone(self);
         let prepare = async move {
             let _turn = turn;
-            store.find_or_make(store.options.makes_table, Some(MIGRATION_WAIT)).await
+            store.find_or_make(store.table.options.makes_table, Some(MIGRATION_WAIT)).await
         };
         let prepared = tokio::spawn(prepare).await;
         prepared.unwrap_or_else(|_| Err(StoreError::new(StoreErrorKind::Unavailable, PREPARING)))
     }
 
-    /// Finds the table. Makes it if it is missing and this is allowed. A migration waits for `lock_timeout`
-    /// for another one.
-    async fn find_or_make(
-        &self,
-        may_make: bool,
-        lock_timeout: Option<Duration>,
-    ) -> Result<(), StoreError> {
-        let fault = |error| store_error(PREPARING, error);
-        let permission = &self.connections.senders.permission(Sender::Other).await;
-        let found = self.read_row(permission, &self.find).await.map_err(fault)?;
-        let found = self.found(&found.ok_or(sqlx::Error::RowNotFound).map_err(fault)?)?;
-        // Not for a call: a claim needs no index.
-        if lock_timeout.is_none() && found.exists && !found.has_index {
-            return Err(StoreError::new(
-                StoreErrorKind::Refused,
-                "preparing the Postgres schema: the table has no index on expires_at",
-            ));
-        }
-        // Without the table, and without the right to make it, the server's error says so.
-        let is_current = (found.exists || !may_make)
-            && self.version(permission, &found.statements[0]).await.map_err(fault)? >= VERSION;
-        if !is_current && !may_make {
-            return Err(StoreError::new(
-                StoreErrorKind::Refused,
-                "the Postgres schema is of an older version",
-            ));
-        }
-        if !is_current {
-            // One message: if the call is dropped, the server still commits all of it or nothing.
-            let sql = migration(create_sql(&found.name), lock_timeout);
-            let bound = lock_timeout.map_or(MAINTENANCE_TIMEOUT, |wait| 2 * wait);
-            self.connections.run(permission, bound, sql).await.map_err(fault)?;
-        }
-        self.warn_of_plain_text(permission, &found.statements[0]).await;
-        self.set_statements(&found.statements);
-        Ok(())
+    fn hash(key: &DedupKey) -> u128 {
+        key_hash(key)
     }
 
-    /// Warns once if a connection to another host is not encrypted. A server that does not say so causes
-    /// no warning, and no error.
-    async fn warn_of_plain_text(&self, permission: &Permission, statements: &Statements) {
-        let options = self.connections.pool.connect_options();
-        if !may_be_plain_text(&options) || self.has_checked_encryption.load(Ordering::Relaxed) {
-            return;
-        }
-        let row = self.read_row(permission, &statements.encrypted).await;
-        let Ok(row) = row else { return };
-        let is_plain = matches!(row.map(|row| row.try_get(0)), Some(Ok(false)));
-        if !self.has_checked_encryption.swap(true, Ordering::Relaxed) && is_plain {
-            observe::not_encrypted(options.get_host());
-        }
+    async fn session(self: &Arc<Self>, alone: bool) -> Result<Session<'static>, StoreError> {
+        let sender = if alone { Sender::Alone } else { Sender::Batch };
+        let permission = self.connections.senders.permission(sender).await;
+        let wait = if alone { Wait::Long } else { self.met.wait() };
+        Ok(self.session_over(Link::Own(permission), wait))
     }
 
-    fn set_statements(&self, statements: &ByWait) {
-        *self.statements.write().unwrap_or_else(PoisonError::into_inner) = statements.clone();
-        self.common.set_has_table();
+    async fn read_response(&self, key: &DedupKey) -> Result<Option<Row>, StoreError> {
+        let fetch = Fetch::DigestAndResponse;
+        let row = self.read_key(key, fetch, false).await;
+        let row = row.map_err(|error| store_error(READING_RESPONSE, error))?;
+        Ok(row.map(|row| read_row(&row, fetch)))
     }
 
-    /// Reads the row of [`TableName::find`].
-    fn found(&self, row: &PgRow) -> Result<FoundTable, StoreError> {
-        let fault = |error| store_error("looking for the Postgres schema", error);
-        let encoding: String = row.try_get("encoding").map_err(fault)?;
-        // SQL_ASCII takes every byte. All other encodings lack characters that an id may have, and
-        // would refuse its deliveries for ever.
-        if !["UTF8", "SQL_ASCII"].contains(&&*encoding) {
-            return Err(StoreError::new(
-                StoreErrorKind::Config,
-                "preparing the Postgres schema: the database's encoding is not UTF8",
-            ));
-        }
-        let schema = row.try_get("schema").map_err(fault)?;
-        let name = TableName { schema, ..TableName::of(&self.options) };
-        Ok(FoundTable {
-            statements: Statements::by_wait(&name, &self.options),
-            name,
-            exists: row.try_get("there").map_err(fault)?,
-            has_index: row.try_get("has_index").map_err(fault)?,
-        })
-    }
-
-    async fn version(
-        &self,
-        permission: &Permission,
-        statements: &Statements,
-    ) -> Result<i32, sqlx::Error> {
-        let version = self.read_row(permission, &statements.version).await?;
-        version.map_or(Ok(0), |row| row.try_get(0))
-    }
-
-    /// Reads the first row of a statement without parameters.
-    async fn read_row(
-        &self,
-        permission: &Permission,
-        sql: &Arc<str>,
-    ) -> Result<Option<PgRow>, sqlx::Error> {
-        let read = self.connections.fetch(permission, (Work::Read, 1), sql, &|query| query).await?;
-        Ok(read.rows.into_iter().next())
-    }
-
-    /// Runs one statement beside the batches, for as many times the usual bound. It is its own transaction.
-    pub(super) async fn fetch(
-        &self,
-        work: (Work, u32),
-        sql: &Arc<str>,
-        bind: Bind<'_>,
-    ) -> Result<Fetched, sqlx::Error> {
-        let permission = self.connections.senders.permission(Sender::Other).await;
-        self.connections.fetch(&permission, work, sql, bind).await
+    fn completion(&self, keys: &[DedupKey], terms: &CallTerms, mark: Option<&str>) -> Completion {
+        completion(&self.statements(), keys, terms, mark)
     }
 }

@@ -12,60 +12,54 @@
 
 use std::collections::VecDeque;
 use std::future::Future;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::super::replies::ClaimReply;
+use super::super::contract::ClaimReply;
 use super::call::{Call, Kind, Replied, RowCall, RowReply, missing_reply};
-use super::queue::Waits;
 use crate::error::StoreError;
 
 /// For how long a refused batch is split, from the begin of the first refused statement on. Meanwhile its worker sends
 /// nothing else, and renewals wait for it.
 const SPLIT_TIME: Duration = Duration::from_secs(1);
 /// How often a claim or a completion is sent: another caller may change a row between two statements.
-pub(in crate::adapter) const TRIES: usize = 5;
+pub(crate) const TRIES: usize = 5;
 /// How many bytes of responses one statement carries. They are in memory three times while the
 /// statement is sent, and a message has at most 1 GiB.
 const MAX_BYTES: usize = 8 * 1_024 * 1_024;
 
-/// Returns the indexes of the rows without a reply.
-pub(in crate::adapter) fn unanswered<T>(replies: &[Option<T>]) -> Vec<usize> {
-    (0..replies.len()).filter(|index| replies[*index].is_none()).collect()
-}
-
-/// Returns the replies to a claim in a transaction. A row that others changed in every try is in flight: no
+/// Returns the reply to a claim in a transaction of the user's. A row that others changed in every try is in flight: no
 /// statement of the claim is late, because it ends with the transaction.
-pub(in crate::adapter) fn claimed(replies: Vec<Replied>) -> Result<Vec<ClaimReply>, StoreError> {
-    let claimed = |row: Replied| match row {
-        Some(reply) => reply?.claimed().ok_or_else(missing_reply),
+pub(crate) fn claimed(reply: Replied) -> Result<ClaimReply, StoreError> {
+    match reply.transpose()? {
+        Some(RowReply::Claimed(reply, _)) => Ok(reply),
+        Some(_) => Err(missing_reply()),
         None => Ok(ClaimReply::InFlight),
-    };
-    replies.into_iter().map(claimed).collect()
+    }
 }
 
 /// Sends rows of one kind to a database.
-pub(in crate::adapter) trait RowExecutor: Send {
-    /// Sends rows that name each key once. Returns the reply of each row that has one, and why the others have none:
-    /// without a failure, other callers changed them in every try.
+pub(crate) trait RowExecutor: Send {
+    /// Sends rows that name each key once. Sets their replies, and returns why some have none: without a failure, other
+    /// callers changed them in every try.
     fn execute(
         &mut self,
         kind: Kind,
-        rows: &[RowCall<'_>],
-    ) -> impl Future<Output = (Vec<Replied>, Option<Failed>)> + Send;
+        rows: &mut [RowCall<'_>],
+    ) -> impl Future<Output = Option<Failed>> + Send;
 }
 
 /// Why a statement failed.
-pub(in crate::adapter) struct Failed {
-    pub(in crate::adapter) error: StoreError,
+pub(crate) struct Failed {
+    pub(crate) error: StoreError,
     /// Whether the other rows can go without one of them.
-    pub(in crate::adapter) is_row_error: bool,
+    pub(crate) is_row_error: bool,
 }
 
 /// Sends a batch.
-pub(in crate::adapter) async fn execute_batch<E: RowExecutor>(
+pub(crate) async fn execute_batch<E: RowExecutor>(
     executor: &mut E,
-    calls: &[Call],
-    waits: &Waits<'_>,
+    calls: &[Arc<Call>],
 ) -> Vec<Result<RowReply, StoreError>> {
     let kind = calls.first().map_or(Kind::Claim, |call| call.kind);
     let mut replies: Vec<Replied> = vec![None; calls.len()];
@@ -81,14 +75,14 @@ pub(in crate::adapter) async fn execute_batch<E: RowExecutor>(
             continue;
         }
         let is_same = |one: &usize, other: &usize| calls[*one].key == calls[*other].key;
-        let row = |named: &[usize]| calls[named[0]].row(named[0], waits);
-        let rows: Vec<_> = part.chunk_by(is_same).map(row).collect();
-        let (row_replies, failed) = executor.execute(kind, &rows).await;
+        let row = |named: &[usize]| RowCall::new(&calls[named[0]]);
+        let mut rows: Vec<_> = part.chunk_by(is_same).map(row).collect();
+        let failed = executor.execute(kind, &mut rows).await;
         let mut unanswered = Vec::new();
-        for ((named, row), reply) in part.chunk_by(is_same).zip(&rows).zip(row_replies) {
+        for (named, RowCall { call: sent, reply }) in part.chunk_by(is_same).zip(rows) {
             let reply = if failed.is_none() { reply.or(Some(Err(kind.unknown()))) } else { reply };
             for call in named {
-                match reply.clone().and_then(|reply| reply_to(&calls[*call], row, reply)) {
+                match reply.clone().and_then(|reply| reply_to(&calls[*call], sent, reply)) {
                     Some(reply) => replies[*call] = Some(reply),
                     None => unanswered.push(*call),
                 }
@@ -124,7 +118,7 @@ pub(in crate::adapter) async fn execute_batch<E: RowExecutor>(
 }
 
 /// Returns the indexes of all calls, sorted by their rows, in parts that are not too large.
-fn in_parts(calls: &[Call]) -> Vec<Vec<usize>> {
+fn in_parts(calls: &[Arc<Call>]) -> Vec<Vec<usize>> {
     let mut sorted: Vec<usize> = (0..calls.len()).collect();
     // Every batch locks its rows in this order. The first call of those that name a key comes first.
     sorted.sort_unstable_by_key(|at| (calls[*at].hash, &calls[*at].key, *at));
@@ -143,14 +137,14 @@ fn in_parts(calls: &[Call]) -> Vec<Vec<usize>> {
     parts
 }
 
-/// Returns the reply to a call by the reply of the row that has its key; `None` if the row does not answer the call.
-fn reply_to(call: &Call, row: &RowCall<'_>, reply: Result<RowReply, StoreError>) -> Replied {
-    if std::ptr::eq(&raw const call.terms, row.terms) {
+/// Returns the reply to a call by the reply to the one that was sent for its key; `None` if it does not answer the call.
+fn reply_to(call: &Arc<Call>, sent: &Arc<Call>, reply: Result<RowReply, StoreError>) -> Replied {
+    if Arc::ptr_eq(call, sent) {
         return Some(reply);
     }
     let mine = call.terms.token();
     // The row was not written for a caller that has gone.
-    if !call.kind.is_claim() || !row.has_caller() || row.token() == mine {
+    if !call.kind.is_claim() || !sent.has_caller() || sent.terms.token() == mine {
         return None;
     }
     match reply {
@@ -158,7 +152,7 @@ fn reply_to(call: &Call, row: &RowCall<'_>, reply: Result<RowReply, StoreError>)
         Ok(RowReply::Claimed(_, Some(token))) if token == *mine.as_bytes() => None,
         Ok(RowReply::Claimed(ClaimReply::First { .. }, _)) => {
             // Without a lease, the row has lapsed at once.
-            let is_leased = call.kind == Kind::Claim && !row.terms.lease().is_zero();
+            let is_leased = call.kind == Kind::Claim && !sent.terms.lease().is_zero();
             is_leased.then_some(Ok(RowReply::IN_FLIGHT))
         }
         reply => Some(reply),
@@ -198,48 +192,48 @@ mod tests {
     }
 
     impl RowExecutor for Table {
-        async fn execute(
-            &mut self,
-            kind: Kind,
-            rows: &[RowCall<'_>],
-        ) -> (Vec<Replied>, Option<Failed>) {
+        async fn execute(&mut self, kind: Kind, rows: &mut [RowCall<'_>]) -> Option<Failed> {
             self.sent.push(rows.len());
-            let none = || rows.iter().map(|_| None).collect();
             let failed = |is_row_error| {
                 let error = StoreError::new(StoreErrorKind::Refused, "testing");
-                (none(), Some(Failed { error, is_row_error }))
+                Some(Failed { error, is_row_error })
             };
             if self.refused == Some(self.sent.len()) {
                 return failed(false);
             }
-            if rows.iter().any(|row| self.held.contains(&row.hash)) {
+            if rows.iter().any(|row| self.held.contains(&row.call.hash)) {
                 std::thread::sleep(self.waits);
-                return match rows.len() {
-                    1 if kind.is_claim() => (vec![Some(Ok(RowReply::IN_FLIGHT))], None),
+                return match rows {
+                    [row] if kind.is_claim() => {
+                        row.reply = Some(Ok(RowReply::IN_FLIGHT));
+                        None
+                    }
                     _ => failed(true),
                 };
             }
-            if rows.iter().any(|row| self.bad == Some(row.hash)) {
+            if rows.iter().any(|row| self.bad == Some(row.call.hash)) {
                 return failed(true);
             }
-            let write = rows.iter().map(|row| {
-                if !row.has_caller() {
-                    return None;
-                }
-                if !kind.is_claim() {
-                    let is_answered = self.silent != Some(row.hash);
-                    return is_answered.then_some(Ok(RowReply::Completed(CompleteReply::Held)));
-                }
-                let token = *self.rows.entry(row.hash).or_insert(row.token());
-                let seen = ClaimReply::Duplicate(Seen::new(Duration::ZERO));
-                let reply = if token == row.token() { ClaimReply::first(1, false) } else { seen };
-                Some(Ok(RowReply::Claimed(reply, Some(*token.as_bytes()))))
-            });
-            (write.collect(), None)
+            for RowCall { call, reply } in rows {
+                let mine = call.terms.token();
+                let replied = match kind {
+                    _ if !call.has_caller() => continue,
+                    _ if kind.is_claim() => {
+                        let token = *self.rows.entry(call.hash).or_insert(mine);
+                        let seen = ClaimReply::Duplicate(Seen::new(Duration::ZERO));
+                        let reply = if token == mine { ClaimReply::first(1, false) } else { seen };
+                        RowReply::Claimed(reply, Some(*token.as_bytes()))
+                    }
+                    _ if self.silent == Some(call.hash) => continue,
+                    _ => RowReply::Completed(CompleteReply::Held),
+                };
+                *reply = Some(Ok(replied));
+            }
+            None
         }
     }
 
-    fn call_of(kind: Kind, id: u128) -> Call {
+    fn call_of(kind: Kind, id: u128) -> Arc<Call> {
         let key = DedupKey::new("a", &id.to_string()).unwrap();
         let (token, minute) = (Token::random(), Duration::from_secs(60));
         let terms = match kind {
@@ -250,8 +244,9 @@ mod tests {
     }
 
     /// Returns a letter for the reply to each call.
-    async fn execute(table: &mut Table, calls: &[Call]) -> String {
-        let replies = execute_batch(table, calls, &|_| true).await;
+    async fn execute(table: &mut Table, calls: &[Arc<Call>]) -> String {
+        let _callers = calls.to_vec();
+        let replies = execute_batch(table, calls).await;
         let letter = |reply| match reply {
             Ok(RowReply::Claimed(ClaimReply::First { .. }, _)) => 'F',
             Ok(RowReply::Claimed(ClaimReply::Duplicate(_), _)) => 'D',
@@ -313,7 +308,8 @@ mod tests {
     async fn completion_without_a_reply_has_an_unknown_outcome() {
         let mut table = Table { silent: Some(1), ..Table::default() };
         let calls = [1, 2].map(|id| call_of(Kind::Complete, id));
-        let replies = execute_batch(&mut table, &calls, &|_| true).await;
+        let _callers = calls.to_vec();
+        let replies = execute_batch(&mut table, &calls).await;
         assert!(matches!(&replies[..], [Err(error), Ok(_)] if error.is_unknown()), "{replies:?}");
     }
 
@@ -331,8 +327,8 @@ mod tests {
         }
         // A claim without a lease keeps no other claim of its key in flight.
         let lapsed = CallTerms::on_completion(Token::random(), Duration::MAX, Duration::ZERO);
-        let mut calls = [1, 1].map(|id| call_of(Kind::Claim, id));
-        calls[0].terms = lapsed;
+        let lapsed = Call::new(Kind::Claim, &DedupKey::new("a", "1").unwrap(), &lapsed, 1);
+        let calls = [lapsed, call_of(Kind::Claim, 1)];
         let mut table = Table::default();
         assert_eq!(execute(&mut table, &calls).await, "FD");
         assert_eq!(table.sent, [1, 1]);
@@ -350,13 +346,14 @@ mod tests {
     #[tokio::test]
     async fn call_is_sent_again_if_the_caller_of_its_row_has_gone() {
         let calls = [1, 1].map(|id| call_of(Kind::Claim, id));
-        let replies = execute_batch(&mut Table::default(), &calls, &|call| call == 1).await;
+        let _caller = Arc::clone(&calls[1]);
+        let replies = execute_batch(&mut Table::default(), &calls).await;
         let is_first =
             |reply: &RowReply| matches!(reply, RowReply::Claimed(ClaimReply::First { .. }, _));
         assert!(matches!(&replies[..], [Err(_), Ok(reply)] if is_first(reply)), "{replies:?}");
     }
 
-    fn call(bytes: usize) -> Call {
+    fn call(bytes: usize) -> Arc<Call> {
         let key = DedupKey::new("a", "1").unwrap();
         let terms = CallTerms::on_claim(Token::random(), Duration::ZERO);
         let body = vec![0; bytes].into();

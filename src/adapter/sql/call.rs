@@ -1,67 +1,57 @@
 //! The calls of a store, the rows of a statement, and their replies.
 
-use super::super::replies::{ClaimReply, CompleteReply, RenewReply};
-use super::super::stored::Fetch;
-use super::super::terms::{CallTerms, Permanence, Token};
-use super::queue::{BatchItem, Waits};
+use std::sync::Arc;
+
+use super::super::contract::{CallTerms, ClaimReply, CompleteReply, Fetch, Permanence, RenewReply};
+use super::queue::BatchItem;
 use super::row::{Row, first};
 use crate::error::{StoreError, StoreErrorKind};
 use crate::key::DedupKey;
 
 /// The kind of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::adapter) enum Kind {
+pub(crate) enum Kind {
     /// Claims under `OnCompletion`.
     Claim,
     /// Claims under `OnClaim`: complete at once.
     ClaimComplete,
     Renew,
     Complete,
-    /// Releases incomplete rows.
+    /// Releases incomplete rows; under `OnClaim`, rows that were claimed complete.
     Release,
-    /// Releases rows that were claimed complete.
-    ReleaseComplete,
     /// Reads whether the token has completed the row.
     Check,
 }
 
 impl Kind {
-    pub(in crate::adapter) fn claim(terms: &CallTerms) -> Self {
+    pub(crate) fn claim(terms: &CallTerms) -> Self {
         if terms.permanence() == Permanence::OnClaim { Self::ClaimComplete } else { Self::Claim }
     }
 
-    pub(in crate::adapter) fn release(terms: &CallTerms) -> Self {
-        if terms.permanence() == Permanence::OnClaim {
-            Self::ReleaseComplete
-        } else {
-            Self::Release
-        }
-    }
-
     /// Returns the operation, for the text of an error.
-    pub(in crate::adapter) fn context(self) -> &'static str {
+    pub(crate) fn context(self) -> &'static str {
         match self {
             Self::Claim | Self::ClaimComplete => "claiming keys",
             Self::Renew => "renewing leases",
             Self::Complete => "completing keys",
-            Self::Release | Self::ReleaseComplete => "releasing keys",
+            Self::Release => "releasing keys",
             Self::Check => "reading completions",
         }
     }
 
-    pub(in crate::adapter) fn is_claim(self) -> bool {
+    pub(crate) fn is_claim(self) -> bool {
         matches!(self, Self::Claim | Self::ClaimComplete)
     }
 
     /// Returns the error of a row without a reply: a claim is then released, and a completion is repeated.
-    pub(in crate::adapter) fn unknown(self) -> StoreError {
+    pub(crate) fn unknown(self) -> StoreError {
         StoreError::new(StoreErrorKind::Unavailable, self.context())
     }
 }
 
 /// The reply to a call, for one key.
 #[derive(Debug, Clone)]
-pub(in crate::adapter) enum RowReply {
+pub(crate) enum RowReply {
     /// With the token of the row, if the row was read.
     Claimed(ClaimReply, Option<[u8; 16]>),
     Renewed(RenewReply),
@@ -74,75 +64,75 @@ pub(in crate::adapter) enum RowReply {
 }
 
 /// The reply of a row; `None` for a row that has to be sent again.
-pub(in crate::adapter) type Replied = Option<Result<RowReply, StoreError>>;
+pub(crate) type Replied = Option<Result<RowReply, StoreError>>;
 
 impl RowReply {
-    pub(in crate::adapter) const IN_FLIGHT: Self = Self::Claimed(ClaimReply::InFlight, None);
+    pub(crate) const IN_FLIGHT: Self = Self::Claimed(ClaimReply::InFlight, None);
 
     /// Returns the reply to a claim that wrote a row with these attempts.
-    pub(in crate::adapter) fn first(attempts: i64, takeover: bool) -> Self {
+    pub(crate) fn first(attempts: i64, takeover: bool) -> Self {
         Self::Claimed(first(attempts, takeover), None)
     }
 
-    /// Returns the reply to a claim or a completion that finds this row, if it need not write.
-    pub(in crate::adapter) fn of_row(row: &Row, kind: Kind, terms: &CallTerms) -> Replied {
+    /// Returns the reply to a call that finds this row, if it need not write.
+    pub(crate) fn of_row(row: Option<&Row>, kind: Kind, terms: &CallTerms) -> Replied {
+        let Some(row) = row else {
+            return (kind == Kind::Check).then_some(Ok(Self::Checked(false)));
+        };
         let reply = if kind.is_claim() {
             row.claimed(terms).map(|reply| Some(Self::Claimed(reply?, row.token)))
         } else {
-            row.completed(terms.token()).map(|reply| reply.map(Self::Completed))
+            row.completed(terms.token()).map(|reply| match kind {
+                Kind::Check => Some(Self::Checked(
+                    reply.is_some_and(|reply| reply != CompleteReply::LeaseLost),
+                )),
+                _ => reply.map(Self::Completed),
+            })
         };
         reply.transpose()
-    }
-
-    pub(in crate::adapter) fn claimed(self) -> Option<ClaimReply> {
-        if let Self::Claimed(claimed, _) = self { Some(claimed) } else { None }
-    }
-
-    pub(in crate::adapter) fn renewed(self) -> Option<RenewReply> {
-        if let Self::Renewed(renewed) = self { Some(renewed) } else { None }
-    }
-
-    pub(in crate::adapter) fn completed(self) -> Option<CompleteReply> {
-        if let Self::Completed(completed) = self { Some(completed) } else { None }
-    }
-
-    pub(in crate::adapter) fn checked(self) -> Option<bool> {
-        if let Self::Checked(is_complete) = self { Some(is_complete) } else { None }
-    }
-
-    pub(in crate::adapter) fn released(self) -> Option<()> {
-        matches!(self, Self::Released).then_some(())
     }
 }
 
 /// Returns the error of a call whose reply is of another kind.
-pub(in crate::adapter) fn missing_reply() -> StoreError {
+pub(crate) fn missing_reply() -> StoreError {
     StoreError::new(StoreErrorKind::Corrupt, "reading the replies of a batch")
 }
 
-/// One caller's call.
-pub(in crate::adapter) struct Call {
+/// One caller's call. The caller holds it for as long as it waits.
+pub(crate) struct Call {
     pub(super) kind: Kind,
-    pub(super) key: DedupKey,
+    pub(crate) key: DedupKey,
     /// A batch is sorted by it, and then by key.
-    pub(super) hash: u128,
-    pub(super) terms: CallTerms,
+    pub(crate) hash: u128,
+    pub(crate) terms: CallTerms,
 }
 
 impl Call {
-    pub(super) fn new(kind: Kind, key: &DedupKey, terms: &CallTerms, hash: u128) -> Self {
+    pub(crate) fn new(kind: Kind, key: &DedupKey, terms: &CallTerms, hash: u128) -> Arc<Self> {
         // Responses are large, and would delay the other calls of a batch.
         let terms = terms.clone().with_fetch(without_response(terms.fetch()));
-        Self { kind, key: key.clone(), hash, terms }
+        Arc::new(Self { kind, key: key.clone(), hash, terms })
     }
 
-    pub(super) fn kind(&self) -> Kind {
-        self.kind
+    /// Returns `true` if the caller still waits. The batch has the other reference.
+    pub(crate) fn has_caller(self: &Arc<Self>) -> bool {
+        Arc::strong_count(self) > 1
     }
 
-    /// Returns the row of the call. `index` is the place of the call in its batch.
-    pub(super) fn row<'c>(&'c self, index: usize, waits: &'c Waits<'c>) -> RowCall<'c> {
-        RowCall { key: &self.key, hash: self.hash, terms: &self.terms, call: index, waits }
+    /// Returns the lease of its row, in milliseconds; `None` for a row that becomes complete, and for the release of one
+    /// that was complete at once.
+    pub(crate) fn lease_ms(&self) -> Option<i64> {
+        let is_leased = match self.kind {
+            Kind::Claim | Kind::Renew => true,
+            Kind::ClaimComplete | Kind::Complete => false,
+            Kind::Release | Kind::Check => self.terms.permanence() != Permanence::OnClaim,
+        };
+        is_leased.then(|| self.terms.lease_ms())
+    }
+
+    /// Returns `true` if its row stores data.
+    pub(crate) fn stores_data(&self) -> bool {
+        matches!(self.kind, Kind::ClaimComplete | Kind::Complete) && self.terms.stores_data()
     }
 
     /// Returns the size of the response that its row stores.
@@ -152,81 +142,43 @@ impl Call {
     }
 }
 
-impl BatchItem for Call {
+impl BatchItem for Arc<Call> {
     type Reply = RowReply;
 
     /// A batch has equal terms, except for tokens and data to store: each statement has one retention, one lease
     /// and one class of stored data.
     fn can_join(&self, other: &Self) -> bool {
         let terms = |call: &Self| {
-            (call.kind, call.terms.retention(), call.terms.lease(), call.terms.fetch())
+            (call.kind, call.terms.retention(), call.terms.permanence(), call.terms.fetch())
         };
         terms(self) == terms(other)
     }
 
     fn is_bounded(&self) -> bool {
-        Kind::is_claim(self.kind)
+        self.kind.is_claim()
     }
 }
 
-/// One key of a statement, with the terms of its call. The rows of a statement have equal terms, except for tokens and
-/// data to store.
-#[derive(Clone, Copy)]
-pub(in crate::adapter) struct RowCall<'c> {
-    pub(in crate::adapter) key: &'c DedupKey,
-    #[allow(dead_code, reason = "SQLite finds a row by its key")]
-    pub(in crate::adapter) hash: u128,
-    pub(in crate::adapter) terms: &'c CallTerms,
-    /// The index of the call in its batch.
-    call: usize,
-    waits: &'c Waits<'c>,
+/// A row of a statement: the call that names its key, and its reply once it has one. The rows of a statement have equal
+/// terms, except for tokens and data to store.
+pub(crate) struct RowCall<'c> {
+    pub(crate) call: &'c Arc<Call>,
+    pub(crate) reply: Replied,
 }
 
-impl RowCall<'_> {
-    pub(in crate::adapter) fn token(&self) -> Token {
-        self.terms.token()
-    }
-
-    /// Returns `true` if the caller of this row still waits.
-    pub(in crate::adapter) fn has_caller(&self) -> bool {
-        (self.waits)(self.call)
+impl<'c> RowCall<'c> {
+    pub(crate) fn new(call: &'c Arc<Call>) -> Self {
+        Self { call, reply: None }
     }
 }
 
-/// Returns the rows of one call that is made outside of the queue.
-pub(in crate::adapter) fn rows_of<'c>(
-    keys: &'c [DedupKey],
-    terms: &'c CallTerms,
-    hash: impl Fn(&DedupKey) -> u128,
-) -> Vec<RowCall<'c>> {
-    let row = |key| RowCall { key, hash: hash(key), terms, call: 0, waits: &|_| true };
-    keys.iter().map(row).collect()
-}
-
-/// Returns for each row that was read whether its token has completed it.
-pub(in crate::adapter) fn checked(rows: &[RowCall<'_>], found: &[Option<Row>]) -> Vec<Replied> {
-    let checked = |(row, found): (&RowCall<'_>, &Option<Row>)| {
-        let is_complete = |found: &Row| {
-            let completed = found.completed(row.token())?;
-            Ok(completed.is_some_and(|reply| reply != CompleteReply::LeaseLost))
-        };
-        Some(found.as_ref().map_or(Ok(false), is_complete).map(RowReply::Checked))
-    };
-    rows.iter().zip(found).map(checked).collect()
-}
-
-/// Returns the rows at these indexes.
-pub(in crate::adapter) fn select<'c>(rows: &[RowCall<'c>], indexes: &[usize]) -> Vec<RowCall<'c>> {
-    indexes.iter().map(|index| rows[*index]).collect()
-}
-
-/// Returns `true` if any row has data to store.
-pub(in crate::adapter) fn stores_data(rows: &[RowCall<'_>]) -> bool {
-    rows.iter().any(|row| row.terms.stores_data())
+/// Returns the rows without a reply.
+pub(crate) fn unanswered<'r, 'c>(rows: &'r mut [RowCall<'c>]) -> Vec<&'r mut RowCall<'c>> {
+    rows.iter_mut().filter(|row| row.reply.is_none()).collect()
 }
 
 /// Returns the stored data that a batch reads: no responses.
-pub(in crate::adapter) fn without_response(fetch: Fetch) -> Fetch {
+pub(crate) fn without_response(fetch: Fetch) -> Fetch {
     if fetch == Fetch::Nothing { Fetch::Nothing } else { Fetch::Digest }
 }
 
@@ -234,6 +186,7 @@ pub(in crate::adapter) fn without_response(fetch: Fetch) -> Fetch {
 mod tests {
     use std::time::Duration;
 
+    use super::super::super::terms::Token;
     use super::*;
 
     #[test]
@@ -246,7 +199,6 @@ mod tests {
             (Kind::Renew, false),
             (Kind::Complete, false),
             (Kind::Release, false),
-            (Kind::ReleaseComplete, false),
         ] {
             assert_eq!(Call::new(kind, &key, &terms, 1).is_bounded(), begins, "{kind:?}");
         }

@@ -8,12 +8,12 @@ use crate::error::BoxError;
 use crate::key::DedupKey;
 
 /// How many rows `stats` counts at each end of the index.
-pub(in crate::adapter) const COUNTED: u32 = 100_000;
+pub(crate) const COUNTED: u32 = 100_000;
 /// How many rows a call of `list` reads.
-pub(in crate::adapter) const PORTION: u32 = 10_000;
+pub(crate) const PORTION: u32 = 10_000;
 
 /// Reads the row of `sql/stats.sql`.
-pub(in crate::adapter) fn stats(row: &impl Columns) -> Result<Stats, sqlx::Error> {
+pub(crate) fn stats(row: &impl Columns) -> Result<Stats, sqlx::Error> {
     let age = |name| {
         let is_null = row.number(name)?.is_none();
         Ok::<_, sqlx::Error>((!is_null).then_some(Duration::from_millis(row.count(name)?)))
@@ -34,7 +34,7 @@ pub(in crate::adapter) fn stats(row: &impl Columns) -> Result<Stats, sqlx::Error
 }
 
 /// Reads the rows of `sql/list.sql`, of which there are at most `limit`.
-pub(in crate::adapter) fn listing<R: Columns>(
+pub(crate) fn listing<R: Columns>(
     rows: &[R],
     limit: u32,
     cursor: impl Fn(&R) -> Result<String, sqlx::Error>,

@@ -1,16 +1,30 @@
 //! The parts that the SQL adapters share: the meaning of a row, the queue of calls, and how a batch of calls becomes
 //! statements.
 
-pub(super) mod batch;
-pub(super) mod call;
+mod batch;
+mod call;
 pub(super) mod completion;
 pub(super) mod errors;
-pub(super) mod inspection;
-pub(super) mod options;
-pub(super) mod purge;
-pub(super) mod queue;
-pub(super) mod row;
+mod inspection;
+mod options;
+mod purge;
+mod queue;
+mod row;
 pub(super) mod statement;
-pub(super) mod store;
+mod store;
 
+pub(super) use batch::{Failed, RowExecutor, TRIES, claimed};
+pub(super) use call::{Call, Kind, RowCall, RowReply, unanswered};
+pub(super) use inspection::{COUNTED, PORTION, listing, stats};
+#[cfg(feature = "postgres")]
+pub(super) use options::check_name;
+pub(super) use options::{SqlOptions, check_timeout, take_names};
 pub use purge::Purging;
+pub(super) use row::{Columns, Row, completed};
+pub(super) use store::{Common, READING_RESPONSE, SqlAdapter, SqlStore, ready, usable};
+#[cfg(feature = "sqlite")]
+pub(super) use {
+    call::without_response,
+    queue::{BatchExecutor, BatchItem, Batcher, Bounds},
+    store::in_task,
+};

@@ -178,7 +178,7 @@ fn report(stats: &Stats) {
 
 /// At most one task at a time. It ends with its runtime, or when this is dropped or stopped, after the current
 /// statement.
-pub(in crate::adapter) struct PurgeTask {
+pub(crate) struct PurgeTask {
     purging: Purging,
     /// Its permit is that of the task.
     free: Arc<Semaphore>,
@@ -186,13 +186,13 @@ pub(in crate::adapter) struct PurgeTask {
 }
 
 impl PurgeTask {
-    pub(in crate::adapter) fn new(purging: Purging) -> Self {
+    pub(crate) fn new(purging: Purging) -> Self {
         Self { purging, free: Arc::new(Semaphore::new(1)), stop: CancellationToken::new() }
     }
 
     /// Starts the task on the current runtime, unless one exists. Each call of an adapter asks. The task ends with
     /// `pool`, after `on_close`, or with the store, which the task does not own.
-    pub(in crate::adapter) fn ensure<S, A, DB>(
+    pub(crate) fn ensure<S, A, DB>(
         &self,
         store: &Arc<S>,
         pool: &Pool<DB>,
@@ -228,7 +228,7 @@ impl PurgeTask {
     }
 
     /// Ends the task after its current statement, for good.
-    pub(in crate::adapter) fn stop(&self) {
+    pub(crate) fn stop(&self) {
         self.stop.cancel();
     }
 }

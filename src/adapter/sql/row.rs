@@ -13,14 +13,15 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use sqlx::{ColumnIndex, Decode, Type};
 
+use super::super::contract::{
+    CallTerms, ClaimReply, CompleteReply, Fetch, Permanence, Seen, StoredData, StoredResponse,
+    Token,
+};
 use super::super::inspect::{Entry, ForgetReply, KeyState};
-use super::super::replies::{ClaimReply, CompleteReply, Seen};
-use super::super::stored::{Fetch, StoredData, StoredResponse};
-use super::super::terms::{CallTerms, Permanence, Token};
 use crate::error::{StoreError, StoreErrorKind};
 
 /// The columns of a row, by their names.
-pub(in crate::adapter) trait Columns {
+pub(crate) trait Columns {
     fn flag(&self, name: &str) -> Result<bool, sqlx::Error>;
     fn number(&self, name: &str) -> Result<Option<i64>, sqlx::Error>;
     fn text(&self, name: &str) -> Result<Option<String>, sqlx::Error>;
@@ -59,24 +60,24 @@ where
 
 /// A row, as a statement returns it. Times are milliseconds since the Unix epoch.
 #[derive(Debug, Clone, Default)]
-pub(in crate::adapter) struct Row {
-    pub(in crate::adapter) token: Option<[u8; 16]>,
+pub(crate) struct Row {
+    pub(crate) token: Option<[u8; 16]>,
     /// Every write raises it. Zero in SQLite, where no claim is late.
     #[cfg_attr(not(feature = "postgres"), expect(dead_code, reason = "SQLite has none"))]
-    pub(in crate::adapter) version: i64,
-    pub(in crate::adapter) attempts: i64,
-    pub(in crate::adapter) takeover: bool,
-    pub(in crate::adapter) first_seen_at: i64,
-    pub(in crate::adapter) completed_at: Option<i64>,
-    pub(in crate::adapter) expires_at: i64,
-    pub(in crate::adapter) lease_until: Option<i64>,
-    pub(in crate::adapter) now: i64,
+    pub(crate) version: i64,
+    pub(crate) attempts: i64,
+    pub(crate) takeover: bool,
+    pub(crate) first_seen_at: i64,
+    pub(crate) completed_at: Option<i64>,
+    pub(crate) expires_at: i64,
+    pub(crate) lease_until: Option<i64>,
+    pub(crate) now: i64,
     /// The stored data, as far as it was read; `None` if nothing was read.
-    pub(in crate::adapter) stored: Option<StoredData>,
+    pub(crate) stored: Option<StoredData>,
     /// Set if the response is unreadable: only callers that fetch responses fail.
-    pub(in crate::adapter) unreadable_response: Option<Arc<StoreError>>,
+    pub(crate) unreadable_response: Option<Arc<StoreError>>,
     /// Set if a column is unreadable: the row has no state then.
-    pub(in crate::adapter) unreadable: Option<Arc<sqlx::Error>>,
+    pub(crate) unreadable: Option<Arc<sqlx::Error>>,
 }
 
 fn read_response(row: &impl Columns) -> Result<Option<Arc<StoredResponse>>, StoreError> {
@@ -108,7 +109,7 @@ impl Row {
 
     /// Returns `true` if a handler's transaction has completed the row, and the layer has not added the response yet. The
     /// lease bounds how long it may take.
-    pub(in crate::adapter) fn awaits_response(&self) -> bool {
+    pub(crate) fn awaits_response(&self) -> bool {
         let has_response = self.stored.as_ref().is_some_and(|stored| stored.response.is_some());
         let is_awaited = self.lease_until.is_some_and(|until| until > self.now);
         self.completed_at.is_some() && is_awaited && !has_response
@@ -119,7 +120,7 @@ impl Row {
     }
 
     /// Adds as much of the stored data of the row.
-    pub(in crate::adapter) fn with_stored(
+    pub(crate) fn with_stored(
         mut self,
         row: &impl Columns,
         fetch: Fetch,
@@ -139,7 +140,7 @@ impl Row {
     }
 
     /// Returns the row of a key of which a column does not decode.
-    pub(in crate::adapter) fn unreadable(error: sqlx::Error) -> Self {
+    pub(crate) fn unreadable(error: sqlx::Error) -> Self {
         Self { unreadable: Some(Arc::new(error)), ..Self::default() }
     }
 
@@ -155,7 +156,7 @@ impl Row {
 
     /// Returns the reply to `forget` that finds this row, if there is nothing to forget. An unreadable row is
     /// forgotten too: it blocks its event.
-    pub(in crate::adapter) fn forgotten(&self) -> Option<ForgetReply> {
+    pub(crate) fn forgotten(&self) -> Option<ForgetReply> {
         match self.state() {
             _ if self.unreadable.is_some() => None,
             Some(KeyState::InFlight) => Some(ForgetReply::InFlight),
@@ -165,10 +166,7 @@ impl Row {
     }
 
     /// Returns the reply to a claim that finds this row, if the claim need not write.
-    pub(in crate::adapter) fn claimed(
-        &self,
-        terms: &CallTerms,
-    ) -> Result<Option<ClaimReply>, StoreError> {
+    pub(crate) fn claimed(&self, terms: &CallTerms) -> Result<Option<ClaimReply>, StoreError> {
         self.check_readable()?;
         let is_mine = self.is_by(terms.token());
         let on_claim = terms.permanence() == Permanence::OnClaim;
@@ -196,10 +194,7 @@ impl Row {
 
     /// Returns the reply to a completion that finds this row complete. `None` for another row: it
     /// has changed since the completion.
-    pub(in crate::adapter) fn completed(
-        &self,
-        token: Token,
-    ) -> Result<Option<CompleteReply>, StoreError> {
+    pub(crate) fn completed(&self, token: Token) -> Result<Option<CompleteReply>, StoreError> {
         self.check_readable()?;
         Ok(match self.state() {
             // Repeated with its token: the same reply, also of a row that it inserted.
@@ -210,10 +205,7 @@ impl Row {
     }
 
     /// Returns the entry of a row, with the stored data that was read; `None` for an expired row.
-    pub(in crate::adapter) fn entry(
-        &self,
-        event_type: Option<String>,
-    ) -> Result<Option<Entry>, StoreError> {
+    pub(crate) fn entry(&self, event_type: Option<String>) -> Result<Option<Entry>, StoreError> {
         self.check_readable()?;
         let Some(state) = self.state() else { return Ok(None) };
         let mut entry = Entry::new(state, wall(self.first_seen_at), wall(self.expires_at));
@@ -231,7 +223,7 @@ impl Row {
 }
 
 /// Returns the reply to a completion that wrote a row with these attempts. An inserted row has none.
-pub(in crate::adapter) fn completed(attempts: i64, is_held: bool) -> CompleteReply {
+pub(crate) fn completed(attempts: i64, is_held: bool) -> CompleteReply {
     match (attempts, is_held) {
         (0, _) => CompleteReply::Inserted,
         (_, true) => CompleteReply::Held,
@@ -240,7 +232,7 @@ pub(in crate::adapter) fn completed(attempts: i64, is_held: bool) -> CompleteRep
 }
 
 /// Returns the reply to a claim that got its key.
-pub(in crate::adapter) fn first(attempts: i64, takeover: bool) -> ClaimReply {
+pub(crate) fn first(attempts: i64, takeover: bool) -> ClaimReply {
     ClaimReply::First { attempt: attempt(attempts), takeover }
 }
 

@@ -1,5 +1,4 @@
-//! [`SqlStore`] and [`SqlMaintenance`]: what a database writes to be a store. The contracts of its adapter are
-//! implemented here, once for all databases.
+//! [`SqlStore`]: what a database writes to be a store. [`DedupAdapter`] is implemented here, once for all databases.
 //!
 //! All databases share the meaning of a [row](super::row), the [queue](super::queue) of calls, how a
 //! [batch](super::batch) becomes statements, the [purge](super::purge), and the columns of
@@ -10,38 +9,37 @@
 //! 2. `statements` and `sql/*.sql`: the table, and one statement for each thing that a call does to a row.
 //! 3. `params`: keys and their terms as parameters, and a [`Row`] from the columns of a row.
 //! 4. `session`: [`RowExecutor`], which gives the keys of a batch their replies by these statements.
-//! 5. `store` and `inspection`: the connections and the table, with [`SqlStore`] and [`SqlMaintenance`].
+//! 5. `store`: the connections and the table, with [`SqlStore`].
 //! 6. `adapter`: the public type, with its constructors, [`SqlAdapter`] and `TransactionAdapter`.
+//! 7. `inspection`: [`MaintenanceAdapter`], over [`ready`].
 
 use std::future::Future;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use sqlx::{Database, Pool};
 use tokio::sync::oneshot;
 
-use super::super::completion::Completion;
-use super::super::contract::{Abilities, DedupAdapter, StoreFuture};
-use super::super::inspect::{Entry, ForgetReply, ListFilter, Listing, MaintenanceAdapter, Stats};
-use super::super::replies::{ClaimReply, CompleteReply, RenewReply};
-use super::super::stored::Fetch;
-use super::super::terms::CallTerms;
+use super::super::contract::{
+    Abilities, CallTerms, ClaimReply, CompleteReply, Completion, DedupAdapter, Fetch, RenewReply,
+    StoreFuture,
+};
+use super::super::inspect::MaintenanceAdapter;
 use super::batch::{RowExecutor, execute_batch};
 use super::call::{Call, Kind, RowReply, missing_reply};
 use super::options::SqlOptions;
 use super::purge::PurgeTask;
-use super::queue::{BatchExecutor, Batcher, Bounds, Waits};
+use super::queue::{BatchExecutor, Batcher, Bounds};
 use super::row::Row;
 use crate::error::{ConfigError, StoreError, StoreErrorKind};
 use crate::key::DedupKey;
 
 /// The operation that reads a stored response, for the text of an error.
-pub(in crate::adapter) const READING_RESPONSE: &str = "reading a stored response";
+pub(crate) const READING_RESPONSE: &str = "reading a stored response";
 
 /// The state of a store that does not depend on the database.
-pub(in crate::adapter) struct Common {
-    calls: Batcher<Call>,
+pub(crate) struct Common {
+    calls: Batcher<Arc<Call>>,
     purge: PurgeTask,
     /// Of the options.
     checked: Result<(), ConfigError>,
@@ -51,7 +49,7 @@ pub(in crate::adapter) struct Common {
 
 impl Common {
     /// `checked` is the error of every call if an option is invalid.
-    pub(in crate::adapter) fn new(
+    pub(crate) fn new(
         options: &SqlOptions,
         bounds: Bounds,
         checked: Result<(), ConfigError>,
@@ -60,26 +58,25 @@ impl Common {
         Self { calls, purge, checked, has_table: AtomicBool::new(false) }
     }
 
-    pub(in crate::adapter) fn has_table(&self) -> bool {
+    pub(crate) fn has_table(&self) -> bool {
         self.has_table.load(Ordering::Acquire)
     }
 
     /// Notes that the table is there. It is not looked for again.
-    pub(in crate::adapter) fn set_has_table(&self) {
+    pub(crate) fn set_has_table(&self) {
         self.has_table.store(true, Ordering::Release);
     }
 
     /// Ends the purges.
-    pub(in crate::adapter) fn stop(&self) {
+    pub(crate) fn stop(&self) {
         self.purge.stop();
     }
 }
 
 /// A store of keys in a database.
 ///
-/// A call is made once [`prepare`](Self::prepare) has found the table. Calls of a batch are executed by a
-/// [`session`](Self::session); the others are methods, each of which runs its own statements.
-pub(in crate::adapter) trait SqlStore: Send + Sync + 'static {
+/// A call is made once [`prepare`](Self::prepare) has found the table. A [`session`](Self::session) executes a batch.
+pub(crate) trait SqlStore: Send + Sync + 'static {
     /// The kind of its pool.
     type Database: Database;
 
@@ -91,11 +88,8 @@ pub(in crate::adapter) trait SqlStore: Send + Sync + 'static {
     /// Returns the pool with which the store ends.
     fn pool(&self) -> &Pool<Self::Database>;
 
-    /// Returns `true` after [`close`](Self::close), and once the pool was closed.
+    /// Returns `true` once the adapter or the pool was closed.
     fn is_closed(&self) -> bool;
-
-    /// Closes the connections; a pool of the user's stays open.
-    fn close(&self) -> impl Future<Output = ()> + Send;
 
     /// Closes what would keep a pool open that the user has closed.
     fn on_pool_closed(&self) {}
@@ -136,34 +130,12 @@ pub(in crate::adapter) trait SqlStore: Send + Sync + 'static {
     fn completion(&self, keys: &[DedupKey], terms: &CallTerms, mark: Option<&str>) -> Completion;
 }
 
-/// The calls of operators to a store, and purges: see [`MaintenanceAdapter`].
-pub(in crate::adapter) trait SqlMaintenance: SqlStore {
-    fn purge(self: &Arc<Self>, limit: u32) -> impl Future<Output = Result<u64, StoreError>> + Send;
-
-    fn forget(
-        self: &Arc<Self>,
-        key: &DedupKey,
-    ) -> impl Future<Output = Result<ForgetReply, StoreError>> + Send;
-
-    fn get(&self, key: &DedupKey)
-    -> impl Future<Output = Result<Option<Entry>, StoreError>> + Send;
-
-    fn list(
-        &self,
-        filter: &ListFilter,
-        after: Option<&str>,
-        limit: u32,
-    ) -> impl Future<Output = Result<Listing, StoreError>> + Send;
-
-    fn stats(&self) -> impl Future<Output = Result<Stats, StoreError>> + Send;
-}
-
-/// The public handle of a store. The contracts of an adapter follow from it.
+/// The public handle of a store.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not an adapter: `DedupAdapter` is not implemented for it"
 )]
-pub(in crate::adapter) trait SqlAdapter: Send + Sync + 'static {
-    type Store: SqlMaintenance;
+pub(crate) trait SqlAdapter: MaintenanceAdapter {
+    type Store: SqlStore;
 
     fn of(store: Arc<Self::Store>) -> Self;
 
@@ -171,9 +143,7 @@ pub(in crate::adapter) trait SqlAdapter: Send + Sync + 'static {
 }
 
 /// Returns the store once it may be called. Purges in the background from now on.
-pub(in crate::adapter) async fn ready<A: SqlAdapter>(
-    adapter: &A,
-) -> Result<&Arc<A::Store>, StoreError> {
+pub(crate) async fn ready<A: SqlAdapter>(adapter: &A) -> Result<&Arc<A::Store>, StoreError> {
     let store = usable(adapter)?;
     if !store.common().has_table() {
         // Boxed, because it is rare, and each call of a list is a future of its own.
@@ -183,7 +153,7 @@ pub(in crate::adapter) async fn ready<A: SqlAdapter>(
 }
 
 /// Returns the store, unless it is closed or has an invalid option. Purges in the background from now on.
-pub(in crate::adapter) fn usable<A: SqlAdapter>(adapter: &A) -> Result<&Arc<A::Store>, StoreError> {
+pub(crate) fn usable<A: SqlAdapter>(adapter: &A) -> Result<&Arc<A::Store>, StoreError> {
     let (store, common) = (adapter.store(), adapter.store().common());
     if store.is_closed() {
         return Err(StoreError::new(
@@ -200,7 +170,7 @@ pub(in crate::adapter) fn usable<A: SqlAdapter>(adapter: &A) -> Result<&Arc<A::S
     Ok(store)
 }
 
-impl<S: SqlStore> BatchExecutor<Call> for S {
+impl<S: SqlStore> BatchExecutor<Arc<Call>> for S {
     type SendGuard = S::Session;
 
     async fn send_guard(self: &Arc<Self>) -> Result<S::Session, StoreError> {
@@ -210,47 +180,60 @@ impl<S: SqlStore> BatchExecutor<Call> for S {
     async fn execute(
         self: &Arc<Self>,
         mut session: S::Session,
-        batch: Vec<Call>,
-        waits: &Waits<'_>,
+        batch: Vec<Arc<Call>>,
     ) -> Vec<Result<RowReply, StoreError>> {
-        execute_batch(&mut session, &batch, waits).await
+        execute_batch(&mut session, &batch).await
     }
 }
 
-/// Sends a call in a batch; alone if its batch has passed over the row.
-async fn call<S: SqlStore, T>(
+/// Sends a call in a batch. If its batch has passed over the row, sends it alone, where no other call waits for the row.
+async fn call<S: SqlStore>(
     store: &Arc<S>,
     kind: Kind,
     key: &DedupKey,
     terms: &CallTerms,
-    pick: fn(RowReply) -> Option<T>,
-) -> Result<T, StoreError> {
-    let call = || Call::new(kind, key, terms, S::hash(key));
-    let mut reply = store.common().calls.submit(store, call()).await?;
-    if matches!(reply, RowReply::Locked) {
-        reply = call_alone(Arc::clone(store), call()).await?;
+) -> Result<RowReply, StoreError> {
+    let call = Call::new(kind, key, terms, S::hash(key));
+    let reply = store.common().calls.submit(store, Arc::clone(&call)).await?;
+    if !matches!(reply, RowReply::Locked) {
+        return Ok(reply);
     }
-    pick(reply).ok_or_else(missing_reply)
+    let (store, call) = (Arc::clone(store), Arc::clone(&call));
+    let session = async move { store.session(true).await };
+    let send = move |mut session: S::Session| async move {
+        execute_batch(&mut session, &[call]).await.pop().unwrap_or_else(|| Err(missing_reply()))
+    };
+    in_task(session, send).await.unwrap_or_else(|| Err(kind.unknown()))
 }
 
-/// Sends a call beside the queue, where no other call waits for its row. In a task of its own: a caller that stops
-/// waiting would break off the statement, and close its connection.
-async fn call_alone<S: SqlStore>(store: Arc<S>, call: Call) -> Result<RowReply, StoreError> {
-    let (kind, (mut reply, replied)) = (call.kind(), oneshot::channel());
+/// Does `work` once `right` is there, in a task of its own: a caller may leave its future unpolled, or drop it, which would
+/// break off a statement. Returns `None` if the runtime ends.
+///
+/// A caller that is dropped while it waits for the right has changed nothing, and changes nothing.
+pub(crate) async fn in_task<G, T, F>(
+    right: impl Future<Output = Result<G, StoreError>> + Send + 'static,
+    work: impl FnOnce(G) -> F + Send + 'static,
+) -> Option<Result<T, StoreError>>
+where
+    G: Send,
+    T: Send + 'static,
+    F: Future<Output = Result<T, StoreError>> + Send,
+{
+    let (mut reply, replied) = oneshot::channel();
     tokio::spawn(async move {
-        let session = tokio::select! {
+        let right = tokio::select! {
             biased;
             () = reply.closed() => return,
-            session = store.session(true) => session,
+            right = right => right,
         };
-        let called = match session {
-            Ok(mut session) => execute_batch(&mut session, &[call], &|_| true).await.pop(),
-            Err(error) => Some(Err(error)),
+        let done = match right {
+            Ok(right) => work(right).await,
+            Err(error) => Err(error),
         };
         // The caller may be gone.
-        let _ = called.map(|called| reply.send(called));
+        let _ = reply.send(done);
     });
-    replied.await.unwrap_or_else(|_| Err(kind.unknown()))
+    replied.await.ok()
 }
 
 /// Claims a key. Reads the response of a duplicate, if its terms fetch responses: a row that is no longer complete, or
@@ -262,7 +245,10 @@ async fn claim<S: SqlStore>(
 ) -> Result<ClaimReply, StoreError> {
     let claimed = match store.look_up(key, terms).await? {
         Some(known) => known,
-        None => call(store, Kind::claim(terms), key, terms, RowReply::claimed).await?,
+        None => match call(store, Kind::claim(terms), key, terms).await? {
+            RowReply::Claimed(claimed, _) => claimed,
+            _ => return Err(missing_reply()),
+        },
     };
     let is_duplicate = |reply: &ClaimReply| matches!(reply, ClaimReply::Duplicate(_));
     if terms.fetch() != Fetch::DigestAndResponse || !is_duplicate(&claimed) {
@@ -293,13 +279,19 @@ impl<A: SqlAdapter> DedupAdapter for A {
 
     fn release<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, ()> {
         Box::pin(async move {
-            call(ready(self).await?, Kind::release(terms), key, terms, RowReply::released).await
+            match call(ready(self).await?, Kind::Release, key, terms).await? {
+                RowReply::Released => Ok(()),
+                _ => Err(missing_reply()),
+            }
         })
     }
 
     fn renew<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, RenewReply> {
         Box::pin(async move {
-            call(ready(self).await?, Kind::Renew, key, terms, RowReply::renewed).await
+            match call(ready(self).await?, Kind::Renew, key, terms).await? {
+                RowReply::Renewed(renewed) => Ok(renewed),
+                _ => Err(missing_reply()),
+            }
         })
     }
 
@@ -309,7 +301,10 @@ impl<A: SqlAdapter> DedupAdapter for A {
         terms: &'a CallTerms,
     ) -> StoreFuture<'a, CompleteReply> {
         Box::pin(async move {
-            call(ready(self).await?, Kind::Complete, key, terms, RowReply::completed).await
+            match call(ready(self).await?, Kind::Complete, key, terms).await? {
+                RowReply::Completed(completed) => Ok(completed),
+                _ => Err(missing_reply()),
+            }
         })
     }
 
@@ -324,38 +319,10 @@ impl<A: SqlAdapter> DedupAdapter for A {
 
     fn is_complete<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, bool> {
         Box::pin(async move {
-            call(ready(self).await?, Kind::Check, key, terms, RowReply::checked).await
+            match call(ready(self).await?, Kind::Check, key, terms).await? {
+                RowReply::Checked(is_complete) => Ok(is_complete),
+                _ => Err(missing_reply()),
+            }
         })
-    }
-}
-
-impl<A: SqlAdapter> MaintenanceAdapter for A {
-    fn purge(&self, limit: u32) -> StoreFuture<'_, u64> {
-        Box::pin(async move { ready(self).await?.purge(limit).await })
-    }
-
-    fn forget<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, ForgetReply> {
-        Box::pin(async move { ready(self).await?.forget(key).await })
-    }
-
-    fn get<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, Option<Entry>> {
-        Box::pin(async move { ready(self).await?.get(key).await })
-    }
-
-    fn list<'a>(
-        &'a self,
-        filter: &'a ListFilter,
-        after: Option<&'a str>,
-        limit: u32,
-    ) -> StoreFuture<'a, Listing> {
-        Box::pin(async move { ready(self).await?.list(filter, after, limit).await })
-    }
-
-    fn stats(&self) -> StoreFuture<'_, Stats> {
-        Box::pin(async move { ready(self).await?.stats().await })
-    }
-
-    fn close(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
-        Box::pin(self.store().close())
     }
 }

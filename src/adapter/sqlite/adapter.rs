@@ -7,7 +7,7 @@ use std::time::Duration;
 use backon::{ExponentialBuilder, Retryable};
 use sqlx::sqlite::{SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteSynchronous};
 
-use super::super::sql::store::{SqlAdapter, usable};
+use super::super::sql::{SqlAdapter, usable};
 use super::super::transaction::TransactionAdapter;
 use super::errors::is_busy;
 use super::options::SqliteOptions;

@@ -5,17 +5,15 @@ use std::time::Duration;
 
 use serde_json::json;
 use sqlx::sqlite::{Sqlite, SqliteConnection, SqlitePool};
-use tokio::sync::OwnedMutexGuard;
-use tokio::time::timeout;
 
 use super::super::completion::{
     CompletedIn, Completion, CompletionConnection, CompletionDatabase, Own, Sealed,
 };
+use super::super::contract::CallTerms;
 use super::super::sql::completion::completion_json;
 use super::super::sql::statement::query;
-use super::super::terms::CallTerms;
 use super::statements::Statements;
-use super::write_lock::{FileLocks, WriteLock, locks_of};
+use super::write_lock::{FileLocks, WriteGuard, WriteLock, locked, locks_of};
 use crate::error::{StoreError, StoreErrorKind};
 use crate::key::DedupKey;
 
@@ -39,22 +37,16 @@ pub(super) fn completion(
 /// The head of the line of handlers that write a file.
 #[derive(Debug)]
 pub struct Line {
-    handler: OwnedMutexGuard<()>,
+    handler: WriteGuard,
     writer: Arc<WriteLock>,
     write_lock_timeout: Duration,
-}
-
-async fn locked(lock: &Arc<WriteLock>, bound: Duration) -> Result<OwnedMutexGuard<()>, StoreError> {
-    let context = "waiting for the write lock of the SQLite file";
-    let busy = |_| StoreError::new(StoreErrorKind::Timeout, context);
-    timeout(bound, Arc::clone(lock).lock_owned()).await.map_err(busy)
 }
 
 impl Sealed for Sqlite {}
 
 impl CompletionDatabase for Sqlite {
     type Line = Line;
-    type Turn = (OwnedMutexGuard<()>, OwnedMutexGuard<()>);
+    type Turn = (WriteGuard, WriteGuard);
 
     /// The line comes before the connection: handlers that wait leave the pool to the one that runs.
     async fn line(
@@ -63,13 +55,14 @@ impl CompletionDatabase for Sqlite {
     ) -> Result<Option<Line>, StoreError> {
         let Some(CompletedIn::Sqlite { write_lock_timeout }) = database else { return Ok(None) };
         let FileLocks { writer, handlers } = &*locks_of(&pool.connect_options());
-        let handler = locked(handlers, write_lock_timeout).await?;
+        let handler = locked(handlers, write_lock_timeout, StoreErrorKind::Timeout).await?;
         Ok(Some(Line { handler, writer: Arc::clone(writer), write_lock_timeout }))
     }
 
     /// A batch waits in the line of the file, behind one handler and not behind all.
     async fn turn(line: Line) -> Result<Self::Turn, StoreError> {
-        Ok((locked(&line.writer, line.write_lock_timeout).await?, line.handler))
+        let bound = line.write_lock_timeout;
+        Ok((locked(&line.writer, bound, StoreErrorKind::Timeout).await?, line.handler))
     }
 
     /// The savepoint shows whether the transaction goes on: an ignored `INSERT OR ROLLBACK` ends it.

@@ -1,16 +1,17 @@
 //! The calls of operators. Statistics and lists are read on the connections that only read, and wait for no writer.
 
+use std::future::Future;
+use std::pin::Pin;
 use std::sync::Arc;
 
 use sqlx::Row as _;
 use sqlx::sqlite::SqliteRow;
 
-use super::super::inspect::{Entry, ForgetReply, ListFilter, Listing, Stats};
-use super::super::sql::inspection::{listing, stats};
-use super::super::sql::row::Columns as _;
+use super::super::contract::{Fetch, StoreFuture};
+use super::super::inspect::{Entry, ForgetReply, ListFilter, Listing, MaintenanceAdapter, Stats};
 use super::super::sql::statement::query;
-use super::super::sql::store::SqlMaintenance;
-use super::super::stored::Fetch;
+use super::super::sql::{Columns as _, SqlAdapter as _, listing, ready, stats};
+use super::adapter::SqliteAdapter;
 use super::errors::store_error;
 use super::params::{keys_json, read_row};
 use super::session::{Session, acquire};
@@ -18,20 +19,20 @@ use super::store::SqliteStore;
 use crate::error::{StoreError, StoreErrorKind};
 use crate::key::DedupKey;
 
-impl SqlMaintenance for SqliteStore {
-    async fn purge(self: &Arc<Self>, limit: u32) -> Result<u64, StoreError> {
-        self.write_in_task(move |store| async move {
+impl MaintenanceAdapter for SqliteAdapter {
+    fn purge(&self, limit: u32) -> StoreFuture<'_, u64> {
+        let purge = move |store: Arc<SqliteStore>| async move {
             let fault = |error| store_error("purging", error);
             let connection = &mut *acquire(&store.writer).await.map_err(fault)?;
             let purge = query(&store.statements.purge).bind(limit);
             Ok(purge.execute(connection).await.map_err(fault)?.rows_affected())
-        })
-        .await
+        };
+        Box::pin(async move { ready(self).await?.write_in_task(purge).await })
     }
 
-    async fn forget(self: &Arc<Self>, key: &DedupKey) -> Result<ForgetReply, StoreError> {
+    fn forget<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, ForgetReply> {
         let key = key.clone();
-        self.write_in_task(|store| async move {
+        let forget = |store: Arc<SqliteStore>| async move {
             let fault = |error| store_error("forgetting a key", error);
             let connection = &mut *acquire(&store.writer).await.map_err(fault)?;
             let mut session = Session::new(connection, &store.statements);
@@ -43,27 +44,48 @@ impl SqlMaintenance for SqliteStore {
             let forget = query(&store.statements.forget).bind(keys_json([&key]));
             let deleted = forget.execute(session.connection).await.map_err(fault)?.rows_affected();
             Ok(if deleted == 0 { ForgetReply::InFlight } else { ForgetReply::Removed })
-        })
-        .await
-    }
-
-    async fn get(&self, key: &DedupKey) -> Result<Option<Entry>, StoreError> {
-        let fault = |error| store_error("looking up a key", error);
-        let get = query(&self.statements.get).bind(keys_json([key]));
-        let row = get.fetch_optional(&self.readers).await.map_err(fault)?;
-        let Some(row) = row else { return Ok(None) };
-        read_row(&row, Fetch::DigestAndResponse).entry(row.text("event_type").map_err(fault)?)
-    }
-
-    async fn stats(&self) -> Result<Stats, StoreError> {
-        let read = async {
-            let row = query(&self.statements.stats).fetch_one(&self.readers).await?;
-            let bytes = query(&self.statements.bytes).fetch_one(&self.readers).await?;
-            Ok(Stats { bytes: u64::try_from(bytes.try_get::<i64, _>(0)?).ok(), ..stats(&row)? })
         };
-        read.await.map_err(|error| store_error("reading statistics", error))
+        Box::pin(async move { ready(self).await?.write_in_task(forget).await })
     }
 
+    fn get<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, Option<Entry>> {
+        Box::pin(async move {
+            let fault = |error| store_error("looking up a key", error);
+            let SqliteStore { readers, statements, .. } = &**ready(self).await?;
+            let get = query(&statements.get).bind(keys_json([key]));
+            let row = get.fetch_optional(readers).await.map_err(fault)?;
+            let Some(row) = row else { return Ok(None) };
+            read_row(&row, Fetch::DigestAndResponse).entry(row.text("event_type").map_err(fault)?)
+        })
+    }
+
+    fn stats(&self) -> StoreFuture<'_, Stats> {
+        Box::pin(async move {
+            let SqliteStore { readers, statements, .. } = &**ready(self).await?;
+            let read = async {
+                let row = query(&statements.stats).fetch_one(readers).await?;
+                let bytes = query(&statements.bytes).fetch_one(readers).await?;
+                Ok(Stats { bytes: u64::try_from(bytes.try_get::<i64, _>(0)?).ok(), ..stats(&row)? })
+            };
+            read.await.map_err(|error| store_error("reading statistics", error))
+        })
+    }
+
+    fn list<'a>(
+        &'a self,
+        filter: &'a ListFilter,
+        after: Option<&'a str>,
+        limit: u32,
+    ) -> StoreFuture<'a, Listing> {
+        Box::pin(async move { ready(self).await?.list(filter, after, limit).await })
+    }
+
+    fn close(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
+        Box::pin(self.store().close())
+    }
+}
+
+impl SqliteStore {
     async fn list(
         &self,
         filter: &ListFilter,

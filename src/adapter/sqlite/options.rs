@@ -5,8 +5,7 @@ use std::time::Duration;
 
 use sqlx::sqlite::SqliteConnectOptions;
 
-use super::super::sql::Purging;
-use super::super::sql::options::{SqlOptions, check_timeout, shared_settings, take_names};
+use super::super::sql::{Purging, SqlOptions, check_timeout, take_names};
 use crate::error::ConfigError;
 
 /// How a [`SqliteAdapter`](super::SqliteAdapter) works. Set before the adapter exists.
@@ -17,7 +16,7 @@ use crate::error::ConfigError;
 #[derive(Debug, Clone)]
 #[must_use]
 pub struct SqliteOptions {
-    pub(super) sql: SqlOptions,
+    pub(crate) sql: SqlOptions,
     pub(super) write_lock_timeout: Duration,
 }
 
@@ -25,6 +24,18 @@ impl SqliteOptions {
     /// Returns the defaults: the table `webhook_deliveries`, [`Purging::new`], and 5 s to wait for the write lock.
     pub fn new() -> Self {
         Self { sql: SqlOptions::new(), write_lock_timeout: Duration::from_secs(5) }
+    }
+
+    /// Sets the table's name. The default is `webhook_deliveries`.
+    pub fn table(mut self, table: &str) -> Self {
+        table.clone_into(&mut self.sql.table);
+        self
+    }
+
+    /// Sets how often expired keys are deleted, in the background; [`Purging::off`] deletes nothing.
+    pub fn purging(mut self, purging: Purging) -> Self {
+        self.sql.purging = purging;
+        self
     }
 
     /// Sets how long a transactional delivery waits for those before it, which run one at a time. The
@@ -66,4 +77,8 @@ impl SqliteOptions {
     }
 }
 
-shared_settings!(SqliteOptions);
+impl Default for SqliteOptions {
+    fn default() -> Self {
+        Self::new()
+    }
+}

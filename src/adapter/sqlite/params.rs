@@ -5,9 +5,8 @@ use std::collections::HashMap;
 use sqlx::Row as _;
 use sqlx::sqlite::SqliteRow;
 
-use super::super::sql::call::{RowCall, stores_data};
-use super::super::sql::row::Row;
-use super::super::stored::{Fetch, StoredResponse};
+use super::super::contract::{Fetch, StoredResponse};
+use super::super::sql::{Call, Row, RowCall};
 use crate::key::{DedupKey, hex};
 
 /// Returns keys as one parameter: a JSON array of `[namespace, id]` pairs.
@@ -19,24 +18,26 @@ pub(super) fn keys_json<'k>(keys: impl IntoIterator<Item = &'k DedupKey>) -> Str
 /// `[namespace, id, token, retention, lease, type]`, with times in milliseconds. If any row has data to store,
 /// the payload's SHA-256 and the response's status, headers and body follow; null where there is
 /// nothing. Bytes are in hex.
-pub(super) fn rows_json(rows: &[RowCall<'_>]) -> String {
-    if !stores_data(rows) {
-        return json(rows.iter().map(|RowCall { key, terms, .. }| {
-            let token = hex(terms.token().as_bytes());
-            let event_type = terms.event_type_for(key);
-            (key.namespace(), key.id(), token, terms.retention_ms(), terms.lease_ms(), event_type)
+pub(super) fn rows_json(rows: &[&mut RowCall<'_>]) -> String {
+    let terms = |call: &Call| (hex(call.terms.token().as_bytes()), call.terms.retention_ms());
+    if !rows.iter().any(|row| row.call.stores_data()) {
+        return json(rows.iter().map(|RowCall { call, .. }| {
+            let ((token, retention), key) = (terms(call), &call.key);
+            let event_type = call.terms.event_type_for(key);
+            (key.namespace(), key.id(), token, retention, call.lease_ms(), event_type)
         }));
     }
-    json(rows.iter().map(|RowCall { key, terms, .. }| {
-        let data = terms.stored_data_for(key).unwrap_or_default();
+    json(rows.iter().map(|RowCall { call, .. }| {
+        let ((token, retention), key) = (terms(call), &call.key);
+        let data = call.terms.stored_data_for(key).unwrap_or_default();
         let response = data.response.as_deref();
         (
             key.namespace(),
             key.id(),
-            hex(terms.token().as_bytes()),
-            terms.retention_ms(),
-            terms.lease_ms(),
-            terms.event_type_for(key),
+            token,
+            retention,
+            call.lease_ms(),
+            call.terms.event_type_for(key),
             data.payload_sha256.map(|digest| hex(&digest)),
             response.map(|response| response.status.as_u16()),
             response.map(StoredResponse::headers_json),
@@ -73,28 +74,12 @@ fn try_read_row(row: &SqliteRow, fetch: Fetch) -> Result<Row, sqlx::Error> {
     read.with_stored(row, fetch)
 }
 
-/// Returns rows that were read in the order of their keys, of which there are so many.
-pub(super) fn rows_in_order(
-    keys: usize,
-    rows: &[SqliteRow],
-    fetch: Fetch,
-) -> Result<Vec<Option<Row>>, sqlx::Error> {
-    let mut found: Vec<Option<Row>> = (0..keys).map(|_| None).collect();
-    for row in rows {
-        let index: i64 = row.try_get("ordinal")?;
-        if let Some(slot) = usize::try_from(index).ok().and_then(|index| found.get_mut(index)) {
-            *slot = Some(read_row(row, fetch));
-        }
-    }
-    Ok(found)
-}
-
 /// Returns each returned row with the index of its key.
 pub(super) fn with_indexes<'r>(
-    rows: &[RowCall<'_>],
+    rows: &[&mut RowCall<'_>],
     returned: &'r [SqliteRow],
 ) -> Result<Vec<(usize, &'r SqliteRow)>, sqlx::Error> {
-    let names = rows.iter().map(|row| (row.key.namespace(), row.key.id()));
+    let names = rows.iter().map(|row| (row.call.key.namespace(), row.call.key.id()));
     let indexes: HashMap<(&str, &str), usize> = names.zip(0..).collect();
     let mut found = Vec::with_capacity(returned.len());
     for row in returned {

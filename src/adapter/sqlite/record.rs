@@ -1,14 +1,12 @@
 //! Keys that a program records in a transaction of its own, without a layer.
 
+use std::slice;
 use std::time::Duration;
 
 use sqlx::sqlite::SqliteConnection;
 
-use super::super::replies::ClaimReply;
-use super::super::sql::batch::claimed;
-use super::super::sql::call::{Kind, rows_of};
-use super::super::sql::store::usable;
-use super::super::terms::{CallTerms, Token};
+use super::super::contract::{CallTerms, ClaimReply, Token};
+use super::super::sql::{Call, Kind, RowCall, claimed, usable};
 use super::adapter::SqliteAdapter;
 use super::errors::store_error;
 use super::session::Session;
@@ -30,10 +28,12 @@ impl SqliteAdapter {
         // On this connection: another one would wait for its transaction, which holds the file.
         store.prepare_within(connection).await?;
         let terms = CallTerms::on_claim(Token::random(), retention);
-        let rows = rows_of(std::slice::from_ref(key), &terms, |_| 0);
+        let call = Call::new(Kind::ClaimComplete, key, &terms, 0);
+        let mut row = RowCall::new(&call);
         let mut session = Session::new(connection, &store.statements);
-        let written = session.write(Kind::ClaimComplete, &rows, vec![None]).await;
+        let written = session.write(Kind::ClaimComplete, slice::from_mut(&mut row)).await;
         let fault = |error| store_error("claiming a key in a transaction", error);
-        Ok(claimed(written.map_err(fault)?)?.remove(0))
+        written.map_err(fault)?;
+        claimed(row.reply)
     }
 }

@@ -10,25 +10,20 @@ use std::sync::Arc;
 use sqlx::pool::PoolConnection;
 use sqlx::sqlite::{Sqlite, SqliteConnection, SqlitePool, SqliteRow};
 use sqlx::{Connection as _, Row as _};
-use tokio::sync::OwnedMutexGuard;
 
-use super::super::replies::RenewReply;
-use super::super::sql::batch::{Failed, RowExecutor, TRIES, unanswered};
-use super::super::sql::call::{Kind, Replied, RowCall, RowReply, checked, select, stores_data};
-use super::super::sql::row::{Row, completed};
+use super::super::contract::{Fetch, RenewReply, Token};
 use super::super::sql::statement::query;
-use super::super::stored::Fetch;
-use super::super::terms::Token;
+use super::super::sql::{
+    Failed, Kind, Row, RowCall, RowExecutor, RowReply, TRIES, completed, unanswered,
+};
 use super::errors::{is_row_error, store_error};
-use super::params::{keys_json, rows_in_order, rows_json, with_indexes};
+use super::params::{keys_json, read_row, rows_json, with_indexes};
 use super::statements::Statements;
+use super::write_lock::WriteGuard;
 use crate::key::DedupKey;
 
-/// The right to write to the file.
-pub(super) type WriteGuard = OwnedMutexGuard<()>;
-
 /// Sends a batch under the write lock.
-pub(in crate::adapter) struct Writer {
+pub(crate) struct Writer {
     pub(super) pool: SqlitePool,
     pub(super) statements: Arc<Statements>,
     pub(super) _lock: WriteGuard,
@@ -36,11 +31,7 @@ pub(in crate::adapter) struct Writer {
 
 impl RowExecutor for Writer {
     /// If it is dropped, the statement runs to its end on the connection's own thread, and its outcome is unknown.
-    async fn execute(
-        &mut self,
-        kind: Kind,
-        rows: &[RowCall<'_>],
-    ) -> (Vec<Replied>, Option<Failed>) {
+    async fn execute(&mut self, kind: Kind, rows: &mut [RowCall<'_>]) -> Option<Failed> {
         let mut has_written = false;
         let executed = async {
             let connection = &mut *acquire(&self.pool).await?;
@@ -49,14 +40,11 @@ impl RowExecutor for Writer {
             has_written = session.has_written;
             executed
         };
-        let error = match executed.await {
-            Ok(replies) => return (replies, None),
-            Err(error) => error,
-        };
+        let error = executed.await.err()?;
         let is_row_error = is_row_error(&error);
         let error = store_error(kind.context(), error);
         let error = if has_written { error.with_unknown_outcome() } else { error };
-        (rows.iter().map(|_| None).collect(), Some(Failed { error, is_row_error }))
+        Some(Failed { error, is_row_error })
     }
 }
 
@@ -87,49 +75,42 @@ impl<'c> Session<'c> {
         Self { connection, statements, has_written: false }
     }
 
-    /// Returns the reply of each row that has one.
-    async fn execute(
-        &mut self,
-        kind: Kind,
-        rows: &[RowCall<'_>],
-    ) -> Result<Vec<Replied>, sqlx::Error> {
-        if kind == Kind::Check {
-            let keys: Vec<_> = rows.iter().map(|row| row.key).collect();
-            return Ok(checked(rows, &self.read(&keys, Fetch::Nothing).await?));
-        }
+    /// Sets the replies of all rows, unless other processes change a row each time.
+    async fn execute(&mut self, kind: Kind, rows: &mut [RowCall<'_>]) -> Result<(), sqlx::Error> {
         let all = self.statements;
-        let (renewed, lost) = (RenewReply::Held, RenewReply::Lost);
         let held = RowReply::Completed(completed(1, true));
         // The statement of the common case, the reply of a row that it writes, and that of another if there is one.
         let (sql, reply, other) = match kind {
-            Kind::Renew => (&all.renew, RowReply::Renewed(renewed), Some(RowReply::Renewed(lost))),
-            Kind::Release => (&all.release, RowReply::Released, Some(RowReply::Released)),
-            Kind::ReleaseComplete => {
-                (&all.release_complete, RowReply::Released, Some(RowReply::Released))
+            Kind::Check => return self.read_rows(kind, rows).await,
+            Kind::Renew => {
+                let [held, lost] = [RenewReply::Held, RenewReply::Lost].map(RowReply::Renewed);
+                (&all.renew, held, Some(lost))
             }
+            Kind::Release => (&all.release, RowReply::Released, Some(RowReply::Released)),
             Kind::Claim => (&all.claim_insert, RowReply::first(1, false), None),
             Kind::ClaimComplete => (&all.claim_complete_insert, RowReply::first(1, false), None),
-            // A check has only read.
-            Kind::Complete | Kind::Check => (&all.complete_held, held, None),
+            Kind::Complete => (&all.complete_held, held, None),
         };
-        let replies = |reply: Option<RowReply>| rows.iter().map(move |_| reply.clone().map(Ok));
-        if other.is_some() {
-            let returned = self.fetch(sql, rows).await?;
-            let mut replies: Vec<Replied> = replies(other).collect();
-            for (index, _) in with_indexes(rows, &returned)? {
-                replies[index] = Some(Ok(reply.clone()));
+        let mut left = unanswered(rows);
+        if let Some(other) = other {
+            let returned = self.fetch(sql, &left).await?;
+            let written = with_indexes(&left, &returned)?;
+            left.iter_mut().for_each(|row| row.reply = Some(Ok(other.clone())));
+            for (index, _) in written {
+                left[index].reply = Some(Ok(reply.clone()));
             }
-            return Ok(replies);
+            return Ok(());
         }
-        if kind.is_claim() || !stores_data(rows) {
-            let write = query(sql).bind(rows_json(rows));
+        if kind.is_claim() || !left.iter().any(|row| row.call.stores_data()) {
+            let write = query(sql).bind(rows_json(&left));
             let written = write.execute(&mut *self.connection).await?.rows_affected();
-            if usize::try_from(written) == Ok(rows.len()) {
-                return Ok(replies(Some(reply)).collect());
+            if usize::try_from(written) == Ok(left.len()) {
+                left.iter_mut().for_each(|row| row.reply = Some(Ok(reply.clone())));
+                return Ok(());
             }
             self.has_written |= written > 0;
         }
-        self.write(kind, rows, replies(None).collect()).await
+        self.write(kind, rows).await
     }
 
     /// Claims or completes the rows without a reply, in every state. A row that is left without one was changed by
@@ -137,56 +118,66 @@ impl<'c> Session<'c> {
     pub(super) async fn write(
         &mut self,
         kind: Kind,
-        rows: &[RowCall<'_>],
-        mut replies: Vec<Replied>,
-    ) -> Result<Vec<Replied>, sqlx::Error> {
+        rows: &mut [RowCall<'_>],
+    ) -> Result<(), sqlx::Error> {
         let statement = match kind {
             Kind::Claim => &self.statements.claim_upsert,
             Kind::ClaimComplete => &self.statements.claim_complete_upsert,
             _ => &self.statements.complete,
         };
-        let fetch = rows.first().map_or(Fetch::Nothing, |row| row.terms.fetch());
         for _ in 0..TRIES {
-            let left = unanswered(&replies);
+            let mut left = unanswered(rows);
             if left.is_empty() {
                 break;
             }
-            let left_rows = select(rows, &left);
-            let written = self.fetch(statement, &left_rows).await?;
+            let written = self.fetch(statement, &left).await?;
             self.has_written |= !written.is_empty();
-            for (index, row) in with_indexes(&left_rows, &written)? {
-                let reply = written_reply(kind, row, left_rows[index].token())?;
-                replies[left[index]] = Some(Ok(reply));
+            for (index, row) in with_indexes(&left, &written)? {
+                let token = left[index].call.terms.token();
+                left[index].reply = Some(Ok(written_reply(kind, row, token)?));
             }
-            let left = unanswered(&replies);
-            let keys: Vec<_> = left.iter().map(|index| rows[*index].key).collect();
-            let found = self.read(&keys, fetch).await?;
-            for (index, row) in left.into_iter().zip(found) {
-                replies[index] =
-                    row.and_then(|row| RowReply::of_row(&row, kind, rows[index].terms));
-            }
+            self.read_rows(kind, rows).await?;
         }
-        Ok(replies)
+        Ok(())
+    }
+
+    /// Reads the rows without a reply, and sets the replies that follow.
+    async fn read_rows(&mut self, kind: Kind, rows: &mut [RowCall<'_>]) -> Result<(), sqlx::Error> {
+        let left = unanswered(rows);
+        let Some(fetch) = left.first().map(|row| row.call.terms.fetch()) else { return Ok(()) };
+        let keys: Vec<_> = left.iter().map(|row| &row.call.key).collect();
+        let found = self.read(&keys, fetch).await?;
+        for (row, found) in left.into_iter().zip(found) {
+            row.reply = RowReply::of_row(found.as_ref(), kind, &row.call.terms);
+        }
+        Ok(())
     }
 
     /// Sends a statement that writes. Returns its rows.
     async fn fetch(
         &mut self,
         sql: &Arc<str>,
-        rows: &[RowCall<'_>],
+        rows: &[&mut RowCall<'_>],
     ) -> Result<Vec<SqliteRow>, sqlx::Error> {
         // All rows: SQLite commits at the end of the statement, after it has returned them.
         query(sql).bind(rows_json(rows)).fetch_all(&mut *self.connection).await
     }
 
+    /// Returns the rows in the order of their keys.
     pub(super) async fn read(
         &mut self,
         keys: &[&DedupKey],
         fetch: Fetch,
     ) -> Result<Vec<Option<Row>>, sqlx::Error> {
         let read = query(self.statements.read(fetch)).bind(keys_json(keys.iter().copied()));
-        let rows = read.fetch_all(&mut *self.connection).await?;
-        rows_in_order(keys.len(), &rows, fetch)
+        let mut found: Vec<_> = keys.iter().map(|_| None).collect();
+        for row in read.fetch_all(&mut *self.connection).await? {
+            let index: i64 = row.try_get("ordinal")?;
+            if let Some(slot) = usize::try_from(index).ok().and_then(|at| found.get_mut(at)) {
+                *slot = Some(read_row(&row, fetch));
+            }
+        }
+        Ok(found)
     }
 }
 

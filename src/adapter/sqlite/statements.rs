@@ -1,6 +1,6 @@
 //! The statements of the SQLite adapter: one file each, in the folder `sql`.
 //!
-//! [`sql::row`](super::super::sql::row) defines the states of a row. Times are integers, in milliseconds
+//! `sql::row` defines the states of a row. Times are integers, in milliseconds
 //! since the Unix epoch.
 //!
 //! 1. `?1` is a JSON array of rows: [`rows_json`](super::params::rows_json) for statements that write,
@@ -9,10 +9,10 @@
 
 use std::sync::Arc;
 
+use super::super::contract::Fetch;
 use super::super::inspect::PURGE_GRACE;
-use super::super::sql::inspection::{COUNTED, PORTION};
 use super::super::sql::statement::{render, statements};
-use super::super::stored::Fetch;
+use super::super::sql::{COUNTED, PORTION};
 
 /// The version of the schema that this code writes.
 pub(super) const VERSION: i64 = 1;
@@ -29,6 +29,16 @@ const STATE: &str = "CASE
     ELSE 'released'
   END";
 
+/// Whether a claim under a lease finds the row of its own token.
+const IS_OWN: &str =
+    "(excluded.completed_at IS NULL AND t.completed_at IS NULL AND t.token IS excluded.token)";
+
+/// The columns of stored data, and their values in `?1`.
+const DATA: [&str; 2] = [
+    ", payload_sha256, response_status, response_headers, response_body",
+    ", unhex(value ->> 6), value ->> 7, value ->> 8, unhex(value ->> 9)",
+];
+
 statements! {
     /// Every statement, with the table's name. A field is named after its file.
     pub(super) struct Statements {
@@ -42,7 +52,6 @@ statements! {
         completion,
         completion_check,
         release,
-        release_complete,
         forget,
         read,
         get,
@@ -63,17 +72,27 @@ impl Statements {
     pub(super) fn new(name: &str) -> Self {
         // Quoted: a name may be a word of SQL.
         let (table, now) = (("table", &*format!("\"{name}\"")), ("now", NOW));
-        let complete_rows = |attempts| {
-            let values = [table, now, ("attempts", attempts)];
-            render(include_str!("sql/complete_rows.sql"), &values)
+        let lease_until = format!("{NOW} + (value ->> 4)");
+        let rows = |attempts, lease_until, completed_at, [data, stored]: [&str; 2]| {
+            let values = [
+                table,
+                now,
+                ("attempts", attempts),
+                ("lease_until", lease_until),
+                ("completed_at", completed_at),
+                ("data", data),
+                ("values", stored),
+            ];
+            render(include_str!("sql/rows.sql"), &values)
         };
         let values = [
             ("name", name),
             table,
             now,
-            ("complete_rows", &*complete_rows("0")),
-            ("claimed_rows", &*complete_rows("1")),
-            ("leased_rows", &*render(include_str!("sql/leased_rows.sql"), &[table, now])),
+            ("leased_rows", &*rows("1", &lease_until, "NULL", [""; 2])),
+            ("claimed_rows", &*rows("1", "NULL", NOW, DATA)),
+            ("complete_rows", &*rows("0", "NULL", NOW, DATA)),
+            ("take", &*render(include_str!("sql/take.sql"), &[now, ("is_own", IS_OWN)])),
             ("version_table", &*format!("\"{name}_schema\"")),
             ("version", &*VERSION.to_string()),
             ("state", STATE),

@@ -6,23 +6,20 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use sqlx::sqlite::{Sqlite, SqliteConnection, SqliteExecutor, SqlitePool};
 use sqlx::{ConnectOptions, Connection, Row as _};
-use tokio::sync::{Mutex, Semaphore, oneshot};
+use tokio::sync::{Mutex, Semaphore};
 
-use super::super::completion::Completion;
-use super::super::replies::ClaimReply;
-use super::super::sql::call::without_response;
-use super::super::sql::queue::{BatchExecutor, BatchItem, Batcher, Bounds, Waits};
-use super::super::sql::row::Row;
+use super::super::contract::{CallTerms, ClaimReply, Completion, Fetch};
 use super::super::sql::statement::query;
-use super::super::sql::store::{Common, READING_RESPONSE, SqlStore};
-use super::super::stored::Fetch;
-use super::super::terms::CallTerms;
+use super::super::sql::{
+    BatchExecutor, BatchItem, Batcher, Bounds, Common, READING_RESPONSE, Row, SqlStore, in_task,
+    without_response,
+};
 use super::completion::completion;
 use super::errors::store_error;
 use super::options::SqliteOptions;
-use super::session::{Session, WriteGuard, Writer, acquire};
+use super::session::{Session, Writer, acquire};
 use super::statements::{Statements, VERSION};
-use super::write_lock::{FileLocks, locks_of};
+use super::write_lock::{FileLocks, WriteGuard, locked, locks_of};
 use crate::error::{StoreError, StoreErrorKind};
 use crate::key::DedupKey;
 use crate::observe;
@@ -34,7 +31,7 @@ const LOOKUP_WORKERS: usize = 2;
 pub(super) const RESPONSE_READS: u32 = 2;
 
 /// The state that all handles of an adapter share.
-pub(in crate::adapter) struct SqliteStore {
+pub(crate) struct SqliteStore {
     pub(super) readers: SqlitePool,
     pub(super) writer: SqlitePool,
     /// Whether the pool is the user's, whose settings are only checked.
@@ -174,19 +171,13 @@ impl SqliteStore {
         Ok(())
     }
 
-    /// Waits for the write lock, `write_lock_timeout` at most, and then returns an error of this kind. A caller that is
-    /// dropped while it waits has changed nothing.
-    pub(super) async fn write_lock(&self, kind: StoreErrorKind) -> Result<WriteGuard, StoreError> {
-        let lock = Arc::clone(&self.locks.writer).lock_owned();
-        let lock = tokio::time::timeout(self.options.write_lock_timeout, lock).await;
-        lock.map_err(|_| StoreError::new(kind, "waiting for the write lock of the SQLite file"))
+    /// Waits for the write lock. A caller that is dropped while it waits has changed nothing.
+    async fn write_lock(&self) -> Result<WriteGuard, StoreError> {
+        // After an error nothing was sent to the file.
+        locked(&self.locks.writer, self.options.write_lock_timeout, StoreErrorKind::Refused).await
     }
 
-    /// Runs `write` under the write lock, in a task of its own: a caller may leave its future unpolled,
-    /// and every other caller would wait for the lock in that future.
-    ///
-    /// A caller that is dropped before it gets the lock has changed nothing, and changes nothing: a release by its
-    /// token that follows needs the lock after it.
+    /// Runs `write` under the write lock. A release that follows a dropped caller needs the lock after it.
     pub(super) async fn write_in_task<T, F>(
         self: &Arc<Self>,
         write: impl FnOnce(Arc<Self>) -> F + Send + 'static,
@@ -195,24 +186,30 @@ impl SqliteStore {
         T: Send + 'static,
         F: Future<Output = Result<T, StoreError>> + Send,
     {
-        let (mut reply, received) = oneshot::channel();
-        let store = Arc::clone(self);
-        tokio::spawn(async move {
-            let guard = tokio::select! {
-                biased;
-                () = reply.closed() => return,
-                guard = store.write_lock(StoreErrorKind::Refused) => guard,
-            };
-            let written = match guard {
-                Ok(_guard) => write(store).await,
-                Err(error) => Err(error),
-            };
-            // The caller may be gone.
-            let _ = reply.send(written);
+        let (store, waiting) = (Arc::clone(self), Arc::clone(self));
+        let right = async move { waiting.write_lock().await };
+        let written = in_task(right, move |guard| async move {
+            let written = write(store).await;
+            drop(guard);
+            written
         });
         let ended =
-            |_| Err(StoreError::new(StoreErrorKind::Unavailable, "writing: the runtime is ending"));
-        received.await.unwrap_or_else(ended)
+            || StoreError::new(StoreErrorKind::Unavailable, "writing: the runtime is ending");
+        written.await.unwrap_or_else(|| Err(ended()))
+    }
+
+    /// Closes the connections; a pool of the user's stays open.
+    pub(super) async fn close(&self) {
+        self.closed.store(true, Ordering::Release);
+        self.common.stop();
+        if !self.user_pool {
+            self.readers.close().await;
+            self.writer.close().await;
+        }
+        if let Some(held) = self.held.lock().await.take() {
+            // The file is closed in any case.
+            let _ = held.close().await;
+        }
     }
 
     /// Reads rows on the connections that only read.
@@ -237,7 +234,6 @@ impl BatchExecutor<Lookup> for SqliteStore {
         self: &Arc<Self>,
         (): (),
         batch: Vec<Lookup>,
-        _: &Waits<'_>,
     ) -> Vec<Result<Option<Row>, StoreError>> {
         let fetch = batch.first().map_or(Fetch::Nothing, |(_, fetch)| *fetch);
         let keys: Vec<&DedupKey> = batch.iter().map(|(key, _)| key).collect();
@@ -264,19 +260,6 @@ impl SqlStore for SqliteStore {
         self.closed.load(Ordering::Acquire)
     }
 
-    async fn close(&self) {
-        self.closed.store(true, Ordering::Release);
-        self.common.stop();
-        if !self.user_pool {
-            self.readers.close().await;
-            self.writer.close().await;
-        }
-        if let Some(held) = self.held.lock().await.take() {
-            // The file is closed in any case.
-            let _ = held.close().await;
-        }
-    }
-
     async fn prepare(self: &Arc<Self>) -> Result<(), StoreError> {
         self.migrate().await
     }
@@ -289,8 +272,7 @@ impl SqlStore for SqliteStore {
     /// A batch has the lock before it takes its calls: a write is executed only for a caller that still waits, and a
     /// release that follows needs the lock too. So it is a fence. The same with a second batch beside a late one.
     async fn session(self: &Arc<Self>, _: bool) -> Result<Writer, StoreError> {
-        // After an error nothing was sent to the file.
-        let lock = self.write_lock(StoreErrorKind::Refused).await?;
+        let lock = self.write_lock().await?;
         let statements = Arc::clone(&self.statements);
         Ok(Writer { pool: self.writer.clone(), statements, _lock: lock })
     }

@@ -6,11 +6,29 @@
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
+use std::time::Duration;
 
 use sqlx::sqlite::SqliteConnectOptions;
+use tokio::sync::OwnedMutexGuard;
+use tokio::time::timeout;
+
+use crate::error::{StoreError, StoreErrorKind};
 
 /// The caller that writes holds it. It is fair: it goes to callers in the order of arrival.
 pub(super) type WriteLock = tokio::sync::Mutex<()>;
+
+/// The right to write to the file.
+pub(super) type WriteGuard = OwnedMutexGuard<()>;
+
+/// Waits for a lock until `bound`. Past it returns an error of this kind.
+pub(super) async fn locked(
+    lock: &Arc<WriteLock>,
+    bound: Duration,
+    kind: StoreErrorKind,
+) -> Result<WriteGuard, StoreError> {
+    let locked = timeout(bound, Arc::clone(lock).lock_owned()).await;
+    locked.map_err(|_| StoreError::new(kind, "waiting for the write lock of the SQLite file"))
+}
 
 /// The locks of a file.
 #[derive(Debug, Default)]

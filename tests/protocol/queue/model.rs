@@ -8,13 +8,14 @@ use shuttle::rand::{Rng, thread_rng};
 
 use crate::error::{StoreError, StoreErrorKind};
 
-use super::batcher::{BatchExecutor, BatchItem, Batcher, Bounds, Waits};
+use super::batcher::{BatchExecutor, BatchItem, Batcher, Bounds};
 use super::runtime;
 
 pub(super) const MAX_BATCH_KEYS: usize = 4;
 const MAX_QUEUED_KEYS: usize = 12;
 
 /// Calls of one kind join.
+#[derive(Clone)]
 pub(super) struct Item {
     pub(super) number: usize,
     pub(super) kind: u8,
@@ -71,12 +72,7 @@ impl BatchExecutor<Item> for Store {
         Ok(())
     }
 
-    async fn execute(
-        self: &Arc<Self>,
-        (): (),
-        batch: Vec<Item>,
-        _: &Waits<'_>,
-    ) -> Vec<Result<usize, StoreError>> {
+    async fn execute(self: &Arc<Self>, (): (), batch: Vec<Item>) -> Vec<Result<usize, StoreError>> {
         self.unused_guards.fetch_sub(1, Ordering::SeqCst);
         assert!(batch.len() <= MAX_BATCH_KEYS, "{} keys in one batch", batch.len());
         assert!(batch.iter().all(|item| item.can_join(&batch[0])), "calls that cannot join");

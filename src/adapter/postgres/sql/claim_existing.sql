@@ -1,25 +1,14 @@
 -- Takes rows at the versions that were read: rows that were free then, and those of the caller's own token. Without a
 -- lease, they are complete at once, with their stored data. A row at its version that an open transaction holds is
 -- passed over, and returned without attempts.
-WITH settings AS MATERIALIZED (
-  SELECT CASE WHEN $6::int8 IS NULL THEN {durable} ELSE {claim_durable} END AS durability,
-    $5::int8 * interval '1 millisecond' AS retention, $6::int8 * interval '1 millisecond' AS lease
-), calls AS MATERIALIZED (
-  SELECT a.key, a.token, s.retention, s.lease, a.event_type,
-    a.payload_sha256, a.response_status, a.response_headers, a.response_body, a.version
-  FROM settings AS s, unnest(
-    $1::uuid[], $4::uuid[], $7::text[],
-    $8::bytea[], $9::int2[], $10::text[], $11::bytea[], $12::int8[]
-  ) AS a (
-    key, token, event_type,
-    payload_sha256, response_status, response_headers, response_body, version
-  )
+{claim_settings}, calls AS MATERIALIZED (
+  SELECT a.*, s.retention, s.lease
+  FROM settings AS s, unnest($1::uuid[], $4::uuid[], $6::text[]{arrays}, $12::int8[])
+    AS a (key, token, event_type{data}, version)
 ), locked AS MATERIALIZED (
   -- In the order of `key`: an UPDATE locks in any order. A claim that is repeated with its token counts no attempt.
-  SELECT t.key, a.token, a.retention, a.lease, a.event_type,
-    a.payload_sha256, a.response_status, a.response_headers, a.response_body,
-    a.lease IS NOT NULL AND t.token = a.token AND t.completed_at IS NULL AND t.lease_until IS NOT NULL AS is_own,
-    t.expires_at <= clock_timestamp() AS is_expired
+  SELECT a.*, t.expires_at <= clock_timestamp() AS is_expired,
+    a.lease IS NOT NULL AND t.token = a.token AND t.completed_at IS NULL AND t.lease_until IS NOT NULL AS is_own
   FROM calls AS a
   JOIN {table} AS t ON t.key = a.key
   WHERE t.version = a.version

@@ -1,14 +1,10 @@
 -- Completes keys, whoever holds them, and inserts missing rows. Returns the rows that it wrote.
--- Rows are inserted in the order of the arrays.
 --
 -- The holder's token stays: it shows whether the caller held the key. An inserted row has no
 -- attempts: that shows that it was inserted. So has a row that only a release has made. A row that was complete
 -- before is not written again, unless the same token adds a response to a row without one.
 -- `expires_at` stays unless the row has expired: the retention counts from the claim.
-WITH settings AS MATERIALIZED (
-  SELECT set_config('lock_timeout', '{wait}', true) AS lock_timeout, {durable} AS durability,
-    $5::int8 * interval '1 millisecond' AS retention
-){pass_held}
+{settings}{pass_held}
 {complete_rows}
 ON CONFLICT (key) DO UPDATE SET
   version = t.version + 1,

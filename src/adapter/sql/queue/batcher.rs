@@ -18,23 +18,23 @@ use crate::error::{StoreError, StoreErrorKind};
 
 /// How much a queue does at once.
 #[derive(Debug, Clone, Copy)]
-pub(in crate::adapter) struct Bounds {
+pub(crate) struct Bounds {
     /// How many batches are sent at the same time; up to twice as many while batches are late.
-    pub(in crate::adapter) workers: usize,
+    pub(crate) workers: usize,
     /// How many calls one batch takes.
-    pub(in crate::adapter) max_batch_keys: usize,
+    pub(crate) max_batch_keys: usize,
     /// How many calls may wait, before claims are refused.
-    pub(in crate::adapter) max_queued_keys: usize,
+    pub(crate) max_queued_keys: usize,
 }
 
 impl Bounds {
-    pub(in crate::adapter) const fn new() -> Self {
+    pub(crate) const fn new() -> Self {
         Self { workers: 2, max_batch_keys: 1_024, max_queued_keys: 16_384 }
     }
 }
 
 /// One call.
-pub(in crate::adapter) trait BatchItem: Send + 'static {
+pub(crate) trait BatchItem: Clone + Send + 'static {
     type Reply: Send + 'static;
 
     /// Returns `true` if one statement can do both calls.
@@ -44,13 +44,8 @@ pub(in crate::adapter) trait BatchItem: Send + 'static {
     fn is_bounded(&self) -> bool;
 }
 
-/// Returns whether the caller of the call with this index in its batch still waits.
-pub(in crate::adapter) type Waits<'b> = dyn Fn(usize) -> bool + Sync + 'b;
-
 /// Sends batches to the store.
-pub(in crate::adapter) trait BatchExecutor<I: BatchItem>:
-    Send + Sync + 'static
-{
+pub(crate) trait BatchExecutor<I: BatchItem>: Send + Sync + 'static {
     /// What a worker acquires before it takes a batch, so that no call counts as being sent while it
     /// cannot be sent.
     type SendGuard: Send;
@@ -65,7 +60,6 @@ pub(in crate::adapter) trait BatchExecutor<I: BatchItem>:
         self: &Arc<Self>,
         guard: Self::SendGuard,
         batch: Vec<I>,
-        waits: &Waits<'_>,
     ) -> impl Future<Output = Vec<Result<I::Reply, StoreError>>> + Send;
 }
 
@@ -78,26 +72,26 @@ const LOOK_AHEAD: usize = 4;
 const MAX_TRIES: usize = 4;
 
 /// Collects calls while batches are being sent. It knows nothing of stores.
-pub(in crate::adapter) struct Batcher<I: BatchItem>(Arc<Mutex<Queue<I>>>);
+pub(crate) struct Batcher<I: BatchItem>(Arc<Mutex<Queue<I>>>);
 
 impl<I: BatchItem> Batcher<I> {
-    pub(in crate::adapter) fn new(bounds: Bounds) -> Self {
+    pub(crate) fn new(bounds: Bounds) -> Self {
         Self(Arc::new(Mutex::new(Queue::new(bounds))))
     }
 
     /// Queues a call, and waits for its reply.
     ///
     /// A call whose future is dropped may or may not have been sent; no other call is disturbed.
-    pub(in crate::adapter) async fn submit<E: BatchExecutor<I>>(
+    pub(crate) async fn submit<E: BatchExecutor<I>>(
         &self,
         executor: &Arc<E>,
-        mut item: I,
+        item: I,
     ) -> Result<I::Reply, StoreError> {
         for _ in 0..MAX_TRIES {
             let (reply, receiver) = oneshot::channel();
             let (ticket, opens) = {
                 let mut queue = lock(&self.0);
-                (queue.push(item, reply)?, queue.opens_worker())
+                (queue.push(item.clone(), reply)?, queue.opens_worker())
             };
             let mut queued = Queued { queue: &self.0, ticket: Some(ticket) };
             if opens {
@@ -106,8 +100,8 @@ impl<I: BatchItem> Batcher<I> {
             let reply = receiver.await;
             queued.ticket = None;
             match reply {
-                Ok(QueueReply::Executed(reply)) => return reply,
-                Ok(QueueReply::NotSent(again)) => item = again,
+                Ok(Some(reply)) => return reply,
+                Ok(None) => {}
                 Err(_) => return Err(no_reply()),
             }
         }
@@ -195,10 +189,7 @@ impl<I: BatchItem, E: BatchExecutor<I>> Worker<I, E> {
         let replies = match guard {
             Ok(guard) => {
                 let executor = Arc::clone(&self.executor);
-                let waits =
-                    |call: usize| senders.get(call).is_some_and(|sender| !sender.is_closed());
-                let executed = AssertUnwindSafe(executor.execute(guard, items, &waits));
-                let executed = executed.catch_unwind();
+                let executed = AssertUnwindSafe(executor.execute(guard, items)).catch_unwind();
                 self.watch(executed).await.unwrap_or_default()
             }
             Err(error) => items.iter().map(|_| Err(error.clone())).collect(),
@@ -211,7 +202,7 @@ impl<I: BatchItem, E: BatchExecutor<I>> Worker<I, E> {
             // Without a reply, as after a panic, the outcome is unknown.
             let reply = replies.next().unwrap_or_else(|| Err(no_reply()));
             // The caller may have dropped its future.
-            let _ = sender.send(QueueReply::Executed(reply));
+            let _ = sender.send(Some(reply));
         }
     }
 
@@ -258,19 +249,15 @@ impl<I: BatchItem, E: BatchExecutor<I>> Drop for Worker<I, E> {
             return;
         }
         let not_sent = lock(&self.queue).close_worker();
-        for Waiting { item, reply, .. } in not_sent {
-            let _ = reply.send(QueueReply::NotSent(item));
+        for Waiting { reply, .. } in not_sent {
+            let _ = reply.send(None);
         }
     }
 }
 
-pub(super) type ReplySender<I> = oneshot::Sender<QueueReply<I>>;
-
-pub(super) enum QueueReply<I: BatchItem> {
-    Executed(Result<I::Reply, StoreError>),
-    /// The call was not sent, and its worker has ended: the caller gets it back.
-    NotSent(I),
-}
+/// `None` says that the call was not sent, and that its worker has ended.
+pub(super) type ReplySender<I> =
+    oneshot::Sender<Option<Result<<I as BatchItem>::Reply, StoreError>>>;
 
 pub(super) struct Waiting<I: BatchItem> {
     /// The number of the call.

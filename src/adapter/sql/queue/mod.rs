@@ -21,7 +21,7 @@
 mod batcher;
 mod runtime;
 
-pub(in crate::adapter) use batcher::{BatchExecutor, BatchItem, Batcher, Bounds, Waits};
+pub(crate) use batcher::{BatchExecutor, BatchItem, Batcher, Bounds};
 
 #[cfg(test)]
 mod tests {
@@ -59,7 +59,6 @@ mod tests {
             self: &Arc<Self>,
             (): (),
             batch: Vec<u32>,
-            _: &Waits<'_>,
         ) -> Vec<Result<u32, StoreError>> {
             tokio::time::sleep(Duration::from_millis(1)).await;
             batch.into_iter().map(Ok).collect()

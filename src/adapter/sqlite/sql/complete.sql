@@ -1,8 +1,8 @@
 -- Completes keys, whoever holds them, and inserts missing rows. Returns the rows that it wrote.
 --
 -- The holder's token stays: it shows whether the caller held the key. An inserted row has no
--- attempts: that shows that it was inserted. So has a row that only a release has made. A row that was complete before is not written again, unless the same token
--- adds a response to a row without one.
+-- attempts: that shows that it was inserted. So has a row that only a release has made. A row that was complete before is
+-- not written again, unless the same token adds a response to a row without one.
 {complete_rows}
 ON CONFLICT (namespace, id) DO UPDATE SET
   completed_at = CASE WHEN t.expires_at > {now} THEN coalesce(t.completed_at, excluded.completed_at)
