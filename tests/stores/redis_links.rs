@@ -52,7 +52,8 @@ async fn calls_work_again_after_the_server_was_killed_and_restarted() {
     server.kill();
     let begun = Instant::now();
     let error = claim(&adapter, "b", &terms).await.unwrap_err();
-    assert_eq!(error.kind(), StoreErrorKind::Unavailable);
+    // The last attempt may wait for the next connection until the time is up.
+    assert!(matches!(error.kind(), StoreErrorKind::Unavailable | StoreErrorKind::Timeout));
     assert!(begun.elapsed() < CALL + SLACK, "{:?}", begun.elapsed());
     server.start_again();
     assert_eq!(attempt(claim(&adapter, "b", &terms).await), 1);
