@@ -141,13 +141,9 @@ impl MemoryAdapter {
     }
 
     fn check_open(&self) -> Result<(), StoreError> {
-        if self.closed.load(Ordering::Acquire) {
-            return Err(StoreError::new(
-                StoreErrorKind::Unavailable,
-                "using an adapter that was closed",
-            ));
-        }
-        Ok(())
+        let closed = "using an adapter that was closed";
+        let is_open = !self.closed.load(Ordering::Acquire);
+        is_open.then_some(()).ok_or_else(|| StoreError::new(StoreErrorKind::Unavailable, closed))
     }
 
     fn lock(&self, number: usize) -> MutexGuard<'_, Shard> {

@@ -43,17 +43,13 @@ impl DedupAdapter for RedisAdapter {
             let bound = self.0.bound("claiming keys");
             let reply = self.at_version(&call, bound, MOST_VERSIONS).await;
             let mut claimed = reply.and_then(|reply| claimed(reply, terms.fetch()));
-            match &claimed {
-                Err(error) if error.kind() == StoreErrorKind::Full => {
-                    claimed = self.despite_full(key, terms, bound).await.unwrap_or(claimed);
-                }
-                // The client of a cluster repeats a call by itself: the first attempt may have claimed the key.
-                Err(error)
-                    if error.kind() == StoreErrorKind::Refused && self.0.client.is_cluster() =>
-                {
-                    claimed = claimed.map_err(|error| unknown(bound).with_source(error));
-                }
-                _ => {}
+            // The client of a cluster repeats a call by itself: the first attempt may have claimed the key.
+            if let Err(error) = &claimed
+                && error.kind() == StoreErrorKind::Refused
+                && self.0.client.is_cluster()
+            {
+                let unknown = StoreError::new(StoreErrorKind::Unavailable, bound.context);
+                claimed = claimed.map_err(|error| unknown.with_source(error));
             }
             let may_be_duplicate = match &claimed {
                 Ok(claimed) => matches!(claimed, ClaimReply::Duplicate(_)),
@@ -107,26 +103,6 @@ impl DedupAdapter for RedisAdapter {
 }
 
 impl RedisAdapter {
-    /// Returns the reply to a claim that a full server has refused before it looked, if the key is complete.
-    async fn despite_full(
-        &self,
-        key: &DedupKey,
-        terms: &CallTerms,
-        bound: Bound,
-    ) -> Option<Result<ClaimReply, StoreError>> {
-        let row = match self.row(&self.name(key), terms.fetch(), bound).await {
-            Ok(row) => row?,
-            Err(error) if self.0.client.is_cluster() => {
-                return Some(Err(unknown(bound).with_source(error)));
-            }
-            Err(_) => return None,
-        };
-        if row.token == terms.token().as_bytes() {
-            return Some(Err(unknown(bound).with_source("the reply to the claim was lost")));
-        }
-        row.duplicate(terms.fetch()).map(|seen| Ok(ClaimReply::Duplicate(seen)))
-    }
-
     /// Makes a row a fence row: see [`MaintenanceAdapter::forget`](super::super::inspect::MaintenanceAdapter::forget).
     pub(super) async fn forget_key(&self, key: &DedupKey) -> Result<ForgetReply, StoreError> {
         // The client of a cluster repeats a command by itself. So a row that has changed since it was read may have
@@ -263,11 +239,6 @@ fn claimed(reply: Reply, fetch: Fetch) -> Result<ClaimReply, StoreError> {
         2 => Ok(ClaimReply::InFlight),
         _ => Err(unreadable(reply.context)),
     }
-}
-
-/// Returns the error of a call that may have been executed.
-fn unknown(bound: Bound) -> StoreError {
-    StoreError::new(StoreErrorKind::Unavailable, bound.context)
 }
 
 pub(super) fn unreadable(context: &'static str) -> StoreError {

@@ -4,28 +4,16 @@
 //! error the outcome is unknown: a proxy that has lost the reply to a script answers by an error of its own.
 
 use redis::{RedisError, RetryMethod, ServerErrorKind};
+use tokio::time::error::Elapsed;
 
 use super::client::RedisClient;
 use crate::error::{ConfigError, StoreError, StoreErrorKind};
 
 /// The codes by which a server refuses a script before its write. `OOM` is one too, with a kind of its own.
+#[rustfmt::skip]
 const REFUSALS: [&str; 16] = [
-    "READONLY",
-    "NOPERM",
-    "NOAUTH",
-    "WRONGPASS",
-    "LOADING",
-    "MASTERDOWN",
-    "CLUSTERDOWN",
-    "MOVED",
-    "ASK",
-    "TRYAGAIN",
-    "CROSSSLOT",
-    "NOSCRIPT",
-    "BUSY",
-    "MISCONF",
-    "NOREPLICAS",
-    "EXECABORT",
+    "READONLY", "NOPERM", "NOAUTH", "WRONGPASS", "LOADING", "MASTERDOWN", "CLUSTERDOWN", "MOVED", "ASK", "TRYAGAIN",
+    "CROSSSLOT", "NOSCRIPT", "BUSY", "MISCONF", "NOREPLICAS", "EXECABORT",
 ];
 
 /// Why an attempt of a call has failed.
@@ -46,6 +34,12 @@ pub(super) enum Failure {
 impl From<RedisError> for Failure {
     fn from(error: RedisError) -> Self {
         Self::Redis(error.detail().and_then(error_in_script).unwrap_or(error))
+    }
+}
+
+impl From<Elapsed> for Failure {
+    fn from(_: Elapsed) -> Self {
+        Self::TimedOut
     }
 }
 
@@ -78,16 +72,14 @@ impl Failure {
     }
 
     pub(super) fn into_error(self, context: &'static str) -> StoreError {
+        let error = |kind| StoreError::new(kind, context);
+        let unavailable = |why: &'static str| error(StoreErrorKind::Unavailable).with_source(why);
         match self {
-            Self::Redis(error) => StoreError::new(kind(&error), context).with_source(error),
-            Self::Unfit(reason) => {
-                StoreError::new(StoreErrorKind::Refused, context).with_source(reason)
-            }
-            Self::TooFewReplicas => StoreError::new(StoreErrorKind::Unavailable, context)
-                .with_source("too few replicas have the write"),
-            Self::TimedOut => StoreError::new(StoreErrorKind::Timeout, context),
-            Self::Closed => StoreError::new(StoreErrorKind::Unavailable, context)
-                .with_source("the adapter is closed"),
+            Self::Redis(reason) => error(kind(&reason)).with_source(reason),
+            Self::Unfit(reason) => error(StoreErrorKind::Refused).with_source(reason),
+            Self::TooFewReplicas => unavailable("too few replicas have the write"),
+            Self::TimedOut => error(StoreErrorKind::Timeout),
+            Self::Closed => unavailable("the adapter is closed"),
         }
     }
 }
@@ -106,9 +98,9 @@ fn kind(error: &RedisError) -> StoreErrorKind {
 }
 
 /// Returns the error of a command in a script. Before 7.0 it is a part of the script's error:
-/// `StoreError running script (call to f_…): @user_script:1: -OOM command not allowed …`.
+/// `Error running script (call to f_…): @user_script:1: -OOM command not allowed …`.
 fn error_in_script(detail: &str) -> Option<RedisError> {
-    let (_, error) = detail.strip_prefix("StoreError running script")?.rsplit_once(": ")?;
+    let (_, error) = detail.strip_prefix("Error running script")?.rsplit_once(": ")?;
     let error = match error.trim_start_matches('-') {
         refused if refused.starts_with("The user executing the script can't") => "NOPERM",
         error => error,
@@ -146,7 +138,7 @@ mod tests {
             ("attempt to perform arithmetic on a nil value", StoreErrorKind::Unavailable),
         ] {
             let reply = format!(
-                "-ERR StoreError running script (call to f_d3c21d0c): @user_script:1: {inner}\r\n"
+                "-ERR Error running script (call to f_d3c21d0c): @user_script:1: {inner}\r\n"
             );
             let reply = redis::parse_redis_value(reply.as_bytes()).unwrap();
             let failure = Failure::from(reply.extract_error().unwrap_err());

@@ -5,8 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::super::inspect::{Entry, KeyState};
-use super::super::replies::Seen;
-use super::super::stored::{Fetch, StoredData, StoredResponse};
+use super::super::stored::{StoredData, StoredResponse};
 use crate::error::{StoreError, StoreErrorKind};
 
 /// The stored data of a complete key: the digest of the payload, and the status, the headers and the body of the
@@ -14,7 +13,7 @@ use crate::error::{StoreError, StoreErrorKind};
 pub(super) type Stored = (Vec<u8>, u16, Vec<u8>, Vec<u8>);
 
 /// The values of `lua/get.lua`, in their order. Times are milliseconds since the Unix epoch.
-pub(super) type Values = (String, u64, u64, u64, u64, u32, bool, Vec<u8>, String, Stored);
+pub(super) type Values = (String, u64, u64, u64, u64, u32, bool, String, Stored);
 
 /// A row, as it is at a time of the server's clock.
 #[derive(Debug)]
@@ -24,15 +23,13 @@ pub(super) struct Row {
     /// The time since the row was first seen, since its lease lapsed, or since it expired.
     pub(super) age: Duration,
     pub(super) since_first_seen: Duration,
-    /// The token of the last claim; empty without one.
-    pub(super) token: Vec<u8>,
 }
 
 impl Row {
     /// Returns the row of these values; `None` for values of no script of this version.
     pub(super) fn read(values: Values) -> Option<Self> {
         let (state, now, first_seen_at, expires_at, ends_at, ..) = values;
-        let (.., attempts, takeover, token, event_type, stored) = values;
+        let (.., attempts, takeover, event_type, stored) = values;
         let state = match &*state {
             "leased" => Some(KeyState::InFlight),
             "expired" => None,
@@ -63,17 +60,7 @@ impl Row {
             }
             entry
         });
-        Some(Self { entry, age, since_first_seen: since(first_seen_at), token })
-    }
-
-    /// Returns what a duplicate carries, if the row is complete and readable.
-    pub(super) fn duplicate(self, fetch: Fetch) -> Option<Seen> {
-        let entry = self.entry.filter(|entry| !entry.response_is_unreadable)?;
-        let seen = Seen::new(self.age);
-        match entry.stored.filter(|_| entry.state == KeyState::Complete) {
-            Some(stored) if fetch != Fetch::Nothing => Some(seen.with_stored(stored)),
-            stored => stored.map(|_| seen),
-        }
+        Some(Self { entry, age, since_first_seen: since(first_seen_at) })
     }
 }
 

@@ -20,8 +20,6 @@ use crate::observe;
 
 /// The oldest major version of Redis that the scripts run on.
 const OLDEST: u32 = 6;
-/// The oldest major version of Redis that knows the flags of a script.
-const FLAGS: u32 = 7;
 
 const TOO_OLD: &str = "the Redis server is older than version 6.0";
 const EVICTS: &str = "the Redis server evicts keys: set `maxmemory-policy noeviction`, or accept it with `evictable`";
@@ -48,8 +46,7 @@ struct Identity {
 }
 
 impl Servers {
-    /// Asks every primary for `INFO`, and tells what it shows. Returns `false` if a primary is too old for the flags
-    /// of scripts.
+    /// Asks every primary for `INFO`, and tells what it shows.
     ///
     /// # Errors
     ///
@@ -58,8 +55,7 @@ impl Servers {
         &self,
         connection: &Connection,
         options: &RedisOptions,
-    ) -> Result<bool, Failure> {
-        let mut is_new = true;
+    ) -> Result<(), Failure> {
         for (address, reply) in connection.ask_all(&redis::cmd("INFO")).await? {
             let info = match reply {
                 Ok(reply) => redis::from_redis_value(reply).map_err(RedisError::from)?,
@@ -84,10 +80,9 @@ impl Servers {
             if let Some(kind) = known.compare(if in_cluster { &address } else { "" }, &info) {
                 observe::store_loss_suspected(kind, &address);
             }
-            is_new &= version(&info).is_none_or(|version| version >= FLAGS);
         }
         self.known().fault = None;
-        Ok(is_new)
+        Ok(())
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {
@@ -121,19 +116,15 @@ impl Known {
     }
 }
 
-/// Runs a script that has no effect. Returns `false` if the server, before 7.0, does not know its first line. It runs
-/// on a replica too. In a cluster, one of three primaries is enough.
-pub(super) async fn runs_flags(connection: &Connection, prefix: &str) -> Result<bool, Failure> {
+/// Runs a script that has no effect. In a cluster, one of three primaries is enough.
+pub(super) async fn runs_scripts(connection: &Connection, prefix: &str) -> Result<(), Failure> {
     let probe = async |key: u8| {
         // The name of no event's key.
-        let key = &format!("{prefix}::{key}");
-        let eval = async |text| connection.send(redis::cmd("EVAL").arg(text).arg(1).arg(key)).await;
-        match eval("#!lua flags=no-writes\nreturn 1").await {
-            Err(error) if error.code() == Some("ERR") => eval("return 1").await.map(|_| false),
-            reply => reply.map(|_| true),
-        }
+        let key = format!("{prefix}::{key}");
+        connection.send(redis::cmd("EVAL").arg("return 1").arg(1).arg(key)).await
     };
-    Ok(select_ok((0..3).map(|key| Box::pin(probe(key)))).await?.0)
+    select_ok((0..3).map(|key| Box::pin(probe(key)))).await?;
+    Ok(())
 }
 
 /// Returns why the server of this `INFO` may not be used.

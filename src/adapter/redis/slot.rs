@@ -6,8 +6,8 @@
 //! another server might not send. Connections in doubt are replaced.
 //!
 //! 1. One task opens the next connections for all callers. It goes on if a caller goes away.
-//! 2. A call that has failed over connections in doubt waits for the next ones. Other calls go on over them, because in
-//!    a cluster the other primaries still reply.
+//! 2. A repetition does not go over connections in doubt: it waits for the next ones. Other calls do, because in a
+//!    cluster the other primaries still reply.
 //! 3. In a cluster, open connections are replaced only by ones that reach every primary. While a primary hangs, new
 //!    ones would serve no other key better, and each of their calls there would hold up all others: `redis` looks
 //!    for the slots again, and asks the silent primary too.
@@ -17,7 +17,6 @@
 //! 5. `WAIT` holds up everything behind it on its connection, and waits for the writes of its own connection
 //!    only. So a call that waits for replicas is one script with its `WAIT`, on one of a few further connections.
 
-use std::borrow::Cow;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -48,9 +47,9 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(200);
 /// Open connections to the same servers.
 pub(super) struct Live {
     pub(super) main: Connection,
-    /// For the calls that wait for replicas.
+    /// For the calls that wait for replicas, by turns.
     waiting: Vec<Connection>,
-    knows_flags: bool,
+    turn: AtomicUsize,
     /// The next connections replace these. Set from the beginning if not every primary has been looked at.
     is_doubted: AtomicBool,
 }
@@ -58,6 +57,21 @@ pub(super) struct Live {
 impl Live {
     fn is_doubted(&self) -> bool {
         self.is_doubted.load(Ordering::Relaxed)
+    }
+
+    async fn run(&self, script: &Cmd, wait: Option<(u32, Duration)>) -> Result<Value, Failure> {
+        let Some((replicas, bound)) = wait else { return Ok(self.main.send(script).await?) };
+        let mut pipeline = Pipeline::with_capacity(2);
+        pipeline.add_command(script.clone());
+        let bound = u64::try_from(bound.as_millis()).unwrap_or(u64::MAX);
+        pipeline.cmd("WAIT").arg(replicas).arg(bound);
+        let turn = self.turn.fetch_add(1, Ordering::Relaxed) % self.waiting.len();
+        let mut replies = self.waiting[turn].send_all(&pipeline).await?.into_iter();
+        let reply = replies.next().unwrap_or(Value::Nil).extract_error()?;
+        match replies.next() {
+            Some(Value::Int(have)) if have >= i64::from(replicas) => Ok(reply),
+            _ => Err(Failure::TooFewReplicas),
+        }
     }
 }
 
@@ -69,14 +83,12 @@ pub(super) struct Slot {
     pub(super) options: RedisOptions,
     servers: Servers,
     state: Mutex<State>,
-    /// Chooses the connection of a call that waits for replicas.
-    turn: AtomicUsize,
 }
 
 #[derive(Default)]
 struct State {
     current: Option<Arc<Live>>,
-    /// The next connections.
+    /// The next connections, while they open.
     opening: Option<Opening>,
     /// When the last opening began.
     began: Option<Instant>,
@@ -95,8 +107,8 @@ pub(super) struct Bound {
 
 impl Slot {
     pub(super) fn new(client: RedisClient, options: RedisOptions) -> Arc<Self> {
-        let (servers, state, turn) = (Servers::default(), Mutex::default(), AtomicUsize::new(0));
-        Arc::new(Self { client, options, servers, state, turn })
+        let (servers, state) = (Servers::default(), Mutex::default());
+        Arc::new(Self { client, options, servers, state })
     }
 
     /// Opens a connection, and checks the servers. Tries once.
@@ -106,7 +118,7 @@ impl Slot {
     /// [`ConfigError`](crate::ConfigError) for a server that may not be used;
     /// [`Unavailable`](crate::StoreErrorKind::Unavailable) if none can be reached.
     pub(super) async fn connect(self: &Arc<Self>) -> Result<(), StoreError> {
-        match self.live(None).await {
+        match self.live(true).await {
             Ok(_) => Ok(()),
             Err(Failure::Unfit(fault)) => Err(fault.into()),
             Err(failure) => Err(failure.into_error("connecting to Redis")),
@@ -126,14 +138,11 @@ impl Slot {
         bound: Bound,
     ) -> Result<Value, StoreError> {
         let wait = self.options.wait_replicas.filter(|_| call.writes());
-        let turn = wait.map_or(0, |_| self.turn.fetch_add(1, Ordering::Relaxed));
         let send = |live: Arc<Live>| async move {
-            let send = |by_hash| {
-                let command = call.command(live.knows_flags, by_hash);
-                send_script(&live, turn, command, wait)
-            };
-            match send(true).await {
-                Err(failure) if failure.is_unknown_script() => send(false).await,
+            match live.run(&call.command, wait).await {
+                Err(failure) if failure.is_unknown_script() => {
+                    live.run(&call.by_text(), wait).await
+                }
                 reply => reply,
             }
         };
@@ -149,9 +158,9 @@ impl Slot {
     where
         F: Future<Output = Result<T, Failure>>,
     {
-        let (mut pause, mut failed, mut before) = (FIRST_PAUSE, None, None::<StoreError>);
+        let (mut pause, mut before) = (FIRST_PAUSE, None::<StoreError>);
         loop {
-            let failure = match self.send(bound.deadline, &mut failed, &send).await {
+            let failure = match self.send(bound.deadline, before.is_some(), &send).await {
                 Ok(reply) => return Ok(reply),
                 Err(failure) => failure,
             };
@@ -173,32 +182,28 @@ impl Slot {
         }
     }
 
-    /// Sends something over the open connections, until `deadline` at most. `failed` are the connections in doubt over
-    /// which the attempt before has failed.
+    /// Sends something over the open connections, until `deadline` at most.
     async fn send<T, F>(
         self: &Arc<Self>,
         deadline: Instant,
-        failed: &mut Option<Arc<Live>>,
-        send: impl FnOnce(Arc<Live>) -> F,
+        is_repeated: bool,
+        send: impl Fn(Arc<Live>) -> F,
     ) -> Result<T, Failure>
     where
         F: Future<Output = Result<T, Failure>>,
     {
-        let live = timeout_at(deadline, self.live(failed.as_ref())).await;
-        let live = live.unwrap_or(Err(Failure::TimedOut))?;
+        let live = timeout_at(deadline, self.live(is_repeated)).await??;
         let until = deadline.min(Instant::now() + self.options.reply_timeout());
         let mut sent = Sent { live: &live, is_doubt: true };
-        let reply = timeout_at(until, send(Arc::clone(&live))).await;
-        let reply = reply.unwrap_or(Err(Failure::TimedOut));
+        let reply =
+            timeout_at(until, send(Arc::clone(&live))).await.unwrap_or(Err(Failure::TimedOut));
         sent.is_doubt = reply.as_ref().is_err_and(|failure| failure.is_doubt(&self.client));
-        drop(sent);
-        *failed = live.is_doubted().then_some(live);
         reply
     }
 
-    /// Returns the open connections. Opens the next ones, if there are none, or if these are in doubt. Waits for the
-    /// next ones, if there are none, or if these are the ones that have `failed`.
-    async fn live(self: &Arc<Self>, failed: Option<&Arc<Live>>) -> Result<Arc<Live>, Failure> {
+    /// Returns the open connections. Opens the next ones, if there are none, or if these are in doubt: then a call
+    /// that is repeated waits for the next ones.
+    async fn live(self: &Arc<Self>, is_repeated: bool) -> Result<Arc<Live>, Failure> {
         let opening = {
             let mut state = self.state();
             if state.is_closed {
@@ -209,66 +214,70 @@ impl Slot {
                 return Ok(Arc::clone(live));
             }
             let opening = self.opening(&mut state);
-            match current {
-                Some(live) if failed.is_none_or(|failed| !Arc::ptr_eq(failed, &live)) => {
-                    return Ok(live);
-                }
-                _ => opening,
+            match current.filter(|_| !is_repeated) {
+                Some(live) => return Ok(live),
+                None => opening,
             }
         };
-        let opened = opening.await?;
-        let state = self.state();
-        if state.is_closed {
-            Err(Failure::Closed)
-        } else {
-            Ok(state.current.clone().unwrap_or(opened))
-        }
+        opening.await
     }
 
-    /// Returns the opening that is under way. Otherwise starts the task of another one, which ends by itself, because it
-    /// has a bound, or with its runtime.
+    /// Returns the opening that is under way. Otherwise starts the task of another one.
     fn opening(self: &Arc<Self>, state: &mut State) -> Opening {
-        if let Some(opening) = &state.opening {
-            return opening.clone();
-        }
-        let now = Instant::now();
-        let begins = state.began.map_or(now, |began| now.max(began + OPENING_PAUSE));
-        let slot = Arc::clone(self);
-        let bound = SENTINELS + 2 * (slot.options.connect_timeout + slot.options.response_timeout);
-        let task = tokio::spawn(async move {
-            sleep_until(begins).await;
-            timeout(bound, slot.open()).await
+        // One that is here and over has ended with its runtime.
+        let under_way = state.opening.take().filter(|it| it.clone().now_or_never().is_none());
+        let opening = under_way.unwrap_or_else(|| {
+            let now = Instant::now();
+            let begins = state.began.map_or(now, |began| now.max(began + OPENING_PAUSE));
+            state.began = Some(begins);
+            let slot = Arc::clone(self);
+            let task = tokio::spawn(async move {
+                sleep_until(begins).await;
+                let opened = slot.open().await;
+                slot.install(opened)
+            });
+            task.map(|opened| opened.unwrap_or(Err(Failure::TimedOut))).boxed().shared()
         });
-        let opened = task.map(|opened| match opened {
-            Ok(Ok(opened)) => opened,
-            _ => Err(Failure::TimedOut),
-        });
-        let opening = opened.boxed().shared();
-        (state.opening, state.began) = (Some(opening.clone()), Some(begins));
-        opening
+        state.opening.insert(opening).clone()
     }
 
     /// Opens connections, and checks their servers.
-    async fn open(&self) -> Result<Arc<Live>, Failure> {
+    async fn open(&self) -> Result<Live, Failure> {
+        let limit = self.options.response_timeout;
+        let connected = SENTINELS + 2 * self.options.connect_timeout;
         let count = self.options.wait_replicas.map_or(1, |_| 1 + WAITING);
-        let mut waiting = self.client.connect(&self.options, count).await.map_err(|error| {
+        let connecting = timeout(connected, self.client.connect(&self.options, count));
+        let mut waiting = connecting.await?.map_err(|error| {
             let is_no_cluster = error.to_string().contains("cluster support disabled");
             if is_no_cluster { Failure::Unfit(wrong_scheme("redis")) } else { error.into() }
         })?;
         let main = waiting.swap_remove(0);
-        let limit = self.options.response_timeout;
         let looked = timeout(limit, self.servers.look(&main, &self.options)).await;
-        let (is_new, is_whole) = match looked.unwrap_or(Err(Failure::TimedOut)) {
-            Ok(is_new) => (is_new, true),
+        let is_whole = match looked.unwrap_or(Err(Failure::TimedOut)) {
+            Ok(()) => true,
             // One primary of a cluster may hang, or be gone: the others can do their part.
-            Err(failure) if self.client.is_cluster() && failure.is_worth_repeating() => {
-                (true, false)
-            }
+            Err(failure) if self.client.is_cluster() && failure.is_worth_repeating() => false,
             Err(failure) => return Err(failure),
         };
-        let runs_flags = timeout(limit, server::runs_flags(&main, &self.options.prefix)).await;
-        let knows_flags = runs_flags.map_err(|_| Failure::TimedOut)?? && is_new;
-        Ok(Arc::new(Live { main, waiting, knows_flags, is_doubted: (!is_whole).into() }))
+        timeout(limit, server::runs_scripts(&main, &self.options.prefix)).await??;
+        Ok(Live { main, waiting, turn: AtomicUsize::new(0), is_doubted: (!is_whole).into() })
+    }
+
+    /// Ends an opening. Returns the connections that are the current ones then.
+    fn install(&self, opened: Result<Live, Failure>) -> Result<Arc<Live>, Failure> {
+        let mut state = self.state();
+        state.opening = None;
+        match (opened, &state.current) {
+            _ if state.is_closed => Err(Failure::Closed),
+            (Ok(opened), Some(current)) if opened.is_doubted() => Ok(Arc::clone(current)),
+            (Ok(opened), _) => Ok(Arc::clone(state.current.insert(Arc::new(opened)))),
+            (Err(failure), _) => {
+                if matches!(failure, Failure::Unfit(_)) {
+                    state.current = None;
+                }
+                Err(failure)
+            }
+        }
     }
 
     /// Closes the connections. Every later call fails with [`Unavailable`](crate::StoreErrorKind::Unavailable).
@@ -280,39 +289,8 @@ impl Slot {
         self.state().is_closed
     }
 
-    /// Locks the state, in which the connections that have opened meanwhile are the current ones.
     fn state(&self) -> MutexGuard<'_, State> {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(opened) = state.opening.clone().and_then(FutureExt::now_or_never) {
-            state.opening = None;
-            match opened {
-                Ok(live) if !live.is_doubted() || state.current.is_none() => {
-                    state.current = Some(live);
-                }
-                Err(Failure::Unfit(_)) => state.current = None,
-                _ => {}
-            }
-        }
-        state
-    }
-}
-
-async fn send_script(
-    live: &Live,
-    turn: usize,
-    script: Cow<'_, Cmd>,
-    wait: Option<(u32, Duration)>,
-) -> Result<Value, Failure> {
-    let Some((replicas, bound)) = wait else { return Ok(live.main.send(&script).await?) };
-    let mut pipeline = Pipeline::with_capacity(2);
-    pipeline.add_command(script.into_owned());
-    pipeline.cmd("WAIT").arg(replicas).arg(u64::try_from(bound.as_millis()).unwrap_or(u64::MAX));
-    let replies = live.waiting[turn % live.waiting.len()].send_all(&pipeline).await?;
-    let mut replies = replies.into_iter();
-    let reply = replies.next().unwrap_or(Value::Nil).extract_error()?;
-    match replies.next() {
-        Some(Value::Int(have)) if have >= i64::from(replicas) => Ok(reply),
-        _ => Err(Failure::TooFewReplicas),
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -1,6 +1,6 @@
 //! One reply for each call and each state of a row.
 
-use super::super::driver::{LEASE, RETENTION, SLACK, is_duplicate, key, leased};
+use super::super::driver::{LEASE, RETENTION, SLACK, at_once, key, leased, reply, story};
 use super::super::store::{Maintained, Store};
 use crate::adapter::contract::{
     CallTerms, ClaimReply, CompleteReply, DedupAdapter, RenewReply, Token,
@@ -8,11 +8,8 @@ use crate::adapter::contract::{
 use crate::adapter::inspect::{ForgetReply, KeyState, MaintenanceAdapter};
 use crate::key::DedupKey;
 
-/// How a row comes about. Of each call, the reply to the token of the row, and to another token:
-///
-/// - a claim: the attempt, `t` for a takeover; `D`uplicate, `-` in flight,
-/// - a renewal: `H`eld, `L`ost; a completion: `H`eld, `L`ease lost, `I`nserted,
-/// - `get`: the state or `-`; `forget`: `R`emoved, `M`issing, `-` in flight.
+/// How a row comes about. Of each call, the [`reply`] to the token of the row, and to another token. `get`: the state or
+/// `-`; `forget`: `R`emoved, `M`issing, `-` in flight.
 ///
 /// A row that is called *expired* was in the state before, and its retention has ended.
 #[rustfmt::skip]
@@ -34,10 +31,6 @@ const REPLIES: [(&str, &str); 14] = [
     ("expired inserted",  "1 1      1 1      L L    I I       -    M"),
     ("released at once",  "1 1      1 1      L L    I I       -    M"),
 ];
-
-fn at_once(terms: &CallTerms) -> CallTerms {
-    CallTerms::on_claim(terms.token(), terms.retention())
-}
 
 /// Makes a row of this name for each key, by its token.
 async fn prepare<S: Store>(store: &S, row: &str, keys: &[(DedupKey, CallTerms)]) {
@@ -72,7 +65,7 @@ async fn prepare<S: Store>(store: &S, row: &str, keys: &[(DedupKey, CallTerms)])
 /// Makes each call by each token, on a row of its own. The same call again has the same reply.
 async fn check<S: Store>(store: &S, (row, replies): (&str, &str), then: impl AsyncFn(&DedupKey)) {
     let adapter = store.adapter();
-    let calls = ["claim", "claim at once", "renew", "complete"];
+    let calls = ["claim", "once", "renew", "complete"];
     let calls = calls.into_iter().flat_map(|call| ["its", "another"].map(|token| (call, token)));
     let calls: Vec<_> = calls.zip(replies.split_whitespace()).collect();
     let label = |call, token| format!("{row}: {call} by {token} token");
@@ -91,38 +84,6 @@ async fn check<S: Store>(store: &S, (row, replies): (&str, &str), then: impl Asy
             }
         }
     }
-}
-
-/// Makes this call. Returns the reply as [`REPLIES`] has it.
-async fn reply<A: DedupAdapter + ?Sized>(
-    adapter: &A,
-    call: &str,
-    key: &DedupKey,
-    terms: &CallTerms,
-) -> String {
-    let letter = match call {
-        "renew" => match adapter.renew(key, terms).await.unwrap() {
-            RenewReply::Held => "H",
-            RenewReply::Locked => "locked",
-            RenewReply::Lost => "L",
-        },
-        "complete" => match adapter.complete(key, terms).await.unwrap() {
-            CompleteReply::Held => "H",
-            CompleteReply::LeaseLost => "L",
-            CompleteReply::Inserted => "I",
-        },
-        claim => {
-            let terms = if claim == "claim" { terms.clone() } else { at_once(terms) };
-            match adapter.claim(key, &terms).await.unwrap() {
-                ClaimReply::First { attempt, takeover } => {
-                    return format!("{attempt}{}", if takeover { "t" } else { "" });
-                }
-                ClaimReply::Duplicate(_) => "D",
-                ClaimReply::InFlight => "-",
-            }
-        }
-    };
-    letter.to_owned()
 }
 
 /// Each call replies by the state of its row, and a call that is repeated with its token replies the same.
@@ -163,13 +124,7 @@ pub async fn calls_of_operators_reply_by_the_state_of_the_row<S: Maintained>(sto
 
 /// A claim that is repeated with its token starts the retention again, as it starts the lease again.
 pub async fn retention_counts_from_the_last_claim<S: Store>(store: S) {
-    let (adapter, key, mine) = (store.adapter(), key("a"), leased());
-    adapter.claim(&key, &mine).await.unwrap();
-    store.advance(RETENTION / 2).await;
-    adapter.claim(&key, &mine).await.unwrap();
-    adapter.complete(&key, &mine).await.unwrap();
-    store.advance(RETENTION - SLACK).await;
-    assert!(is_duplicate(&adapter.claim(&key, &leased()).await.unwrap()));
+    story(&store, "a", "a claim 1; 1800 s; a claim 1; a complete H; 3580 s; b claim D").await;
 }
 
 /// A renewal and a completion do not ask for the permanence of their terms: without a lease, a renewal lapses at once.

@@ -110,6 +110,10 @@ impl<S: RemoteStore> World<S> {
             "{label}: the key is free, but {claimed:?}"
         );
     }
+
+    async fn renews(&self, label: &str, key: &DedupKey, terms: &CallTerms, expected: RenewReply) {
+        assert_eq!(self.adapter.renew(key, terms).await.unwrap(), expected, "{label}");
+    }
 }
 
 /// Holds each message of a call in turn. `begin` makes the label, `call` the call; `check` follows while the message is
@@ -163,11 +167,7 @@ pub async fn late_claim_has_no_effect_after_its_release<S: RemoteStore>(store: S
                         }
                         world.deliver(label).await;
                         world.is_free(label, key, &terms()).await;
-                        assert_eq!(
-                            world.adapter.renew(key, mine).await.unwrap(),
-                            RenewReply::Lost,
-                            "{label}"
-                        );
+                        world.renews(label, key, mine, RenewReply::Lost).await;
                     }
                 );
             }
@@ -195,11 +195,7 @@ pub async fn late_renewal_has_no_effect_after_its_release<S: RemoteStore>(store:
             {
                 world.adapter.release(key, mine).await.unwrap();
                 world.deliver(label).await;
-                assert_eq!(
-                    world.adapter.renew(key, mine).await.unwrap(),
-                    RenewReply::Lost,
-                    "{label}"
-                );
+                world.renews(label, key, mine, RenewReply::Lost).await;
                 world.is_free(label, key, &leased()).await;
             }
         );
@@ -290,11 +286,7 @@ pub async fn late_take_of_a_purged_row_takes_no_other_row<S: RemoteStore>(store:
             let holder = leased();
             world.is_free(label, key, &holder).await;
             world.deliver(label).await;
-            assert_eq!(
-                world.adapter.renew(key, &holder).await.unwrap(),
-                RenewReply::Held,
-                "{label}"
-            );
+            world.renews(label, key, &holder, RenewReply::Held).await;
         }
     );
 }

@@ -180,50 +180,49 @@ pub async fn list_returns_the_state_of_each_key<S: Maintained>(store: S) {
     }
 }
 
+/// The complete keys of [`populate`].
+const COMPLETE: [&str; 3] = ["complete-at-once", "complete-by-a-lease", "complete"];
+
 /// Each condition of a filter selects keys, and the conditions are joined by "and".
 pub async fn list_filters_by_state_namespace_id_age_and_attempts<S: Maintained>(store: S) {
     let adapter = store.adapter();
     populate(&store).await;
-    let states = [
-        (KeyState::InFlight, &["in-flight", "in-flight-for-long"][..]),
-        (KeyState::Lapsed, &["lapsed"]),
-        (KeyState::Released, &["failed"]),
-        (KeyState::Complete, &["complete-at-once", "complete-by-a-lease", "complete"]),
-    ];
-    for (state, expected) in states {
-        assert_eq!(ids(&adapter, &of_state(state)).await, expected, "{state}");
+    let all = ListFilter::default;
+    let with_part = |part: &str| ListFilter { id_part: Some(part.to_owned()), ..all() };
+    let since = |since| ListFilter { since: Some(since), ..all() };
+    let over = |attempts| ListFilter { attempts_over: Some(attempts), ..all() };
+    let recent = [COMPLETE[0], COMPLETE[1], "failed", "in-flight", COMPLETE[2]];
+    let several = ListFilter {
+        state: Some(KeyState::Complete),
+        since: Some(RETENTION),
+        ..of_namespace("conformance")
+    };
+    for (filter, expected) in [
+        (of_state(KeyState::InFlight), &["in-flight", "in-flight-for-long"][..]),
+        (of_state(KeyState::Lapsed), &["lapsed"]),
+        (of_state(KeyState::Released), &["failed"]),
+        (of_state(KeyState::Complete), &COMPLETE),
+        (of_namespace("other"), &["complete"]),
+        (with_part("for-long"), &["in-flight-for-long"]),
+        (with_part("t-o"), &["complete-at-once"]),
+        (with_part("ailed"), &["failed"]),
+        (since(RETENTION), &recent),
+        (since(Duration::ZERO), &[]),
+        (over(2), &["failed"]),
+        (over(3), &[]),
+        (over(u32::MAX), &[]),
+        (several, &COMPLETE[..2]),
+    ] {
+        assert_eq!(ids(&adapter, &filter).await, expected, "{filter:?}");
     }
-    assert_eq!(ids(&adapter, &of_namespace("other")).await, ["complete"]);
-    for absent in ["othe", "other2", "o'ther", "%", "\u{10FFFF}", ""] {
-        assert!(ids(&adapter, &of_namespace(absent)).await.is_empty(), "{absent}");
+    let namespaces = ["othe", "other2", "o'ther", "%", "\u{10FFFF}", ""].map(of_namespace);
+    let parts = ["%", "_", "*", "FAILED", "expired", "'", "\u{10FFFF}"].map(with_part);
+    for absent in namespaces.into_iter().chain(parts) {
+        assert!(ids(&adapter, &absent).await.is_empty(), "{absent:?}");
     }
-    let with_part =
-        |part: &str| ListFilter { id_part: Some(part.to_owned()), ..ListFilter::default() };
-    let parts: [(&str, &[&str]); 3] = [
-        ("for-long", &["in-flight-for-long"]),
-        ("t-o", &["complete-at-once"]),
-        ("ailed", &["failed"]),
-    ];
-    for (part, expected) in parts {
-        assert_eq!(ids(&adapter, &with_part(part)).await, expected, "{part}");
+    for every in [with_part(""), since(Duration::MAX)] {
+        assert_eq!(ids(&adapter, &every).await.len(), 7, "{every:?}");
     }
-    for absent in ["%", "_", "*", "FAILED", "expired", "'", "\u{10FFFF}"] {
-        assert!(ids(&adapter, &with_part(absent)).await.is_empty(), "{absent}");
-    }
-    assert_eq!(ids(&adapter, &with_part("")).await.len(), 7);
-    let since = |since| ListFilter { since: Some(since), ..ListFilter::default() };
-    let recent = since(RETENTION);
-    let expected = ["complete-at-once", "complete-by-a-lease", "failed", "in-flight", "complete"];
-    assert_eq!(ids(&adapter, &recent).await, expected);
-    assert!(ids(&adapter, &since(Duration::ZERO)).await.is_empty());
-    assert_eq!(ids(&adapter, &since(Duration::MAX)).await.len(), 7);
-    let over = |attempts| ListFilter { attempts_over: Some(attempts), ..ListFilter::default() };
-    assert_eq!(ids(&adapter, &over(2)).await, ["failed"]);
-    assert!(ids(&adapter, &over(3)).await.is_empty());
-    assert!(ids(&adapter, &over(u32::MAX)).await.is_empty());
-    let state = Some(KeyState::Complete);
-    let several = ListFilter { state, since: recent.since, ..of_namespace("conformance") };
-    assert_eq!(ids(&adapter, &several).await, ["complete-at-once", "complete-by-a-lease"]);
 }
 
 /// The pages of a list have every key once, whatever their size.

@@ -3,157 +3,71 @@
 use futures_util::future::{try_join, try_join_all};
 
 use super::super::driver::{
-    FIRST, LEASE, RETENTION, SLACK, claim_all, complete_all, complete_at_once, is_duplicate, key,
-    leased,
+    FIRST, claim_all, complete_all, complete_at_once, is_duplicate, key, leased, story,
 };
 use super::super::store::Store;
-use crate::adapter::contract::{CallTerms, ClaimReply, CompleteReply, DedupAdapter, RenewReply};
+use crate::adapter::contract::{ClaimReply, CompleteReply, DedupAdapter, RenewReply};
 use crate::key::DedupKey;
 
 /// A release under `OnCompletion` releases only an incomplete row of its token. A release under
 /// `OnClaim` releases only a complete row of its token.
 pub async fn release_follows_the_permanence_of_its_terms<S: Store>(store: S) {
-    let (adapter, at_once, held) = (store.adapter(), key("at once"), key("held"));
-    let (claim, lease) = (complete_at_once(), leased());
-    adapter.claim(&at_once, &claim).await.unwrap();
-    let under_lease = CallTerms::on_completion(claim.token(), claim.retention(), LEASE);
-    adapter.release(&at_once, &under_lease).await.unwrap();
-    assert!(is_duplicate(&adapter.claim(&at_once, &complete_at_once()).await.unwrap()));
-    assert!(is_duplicate(&adapter.claim(&at_once, &leased()).await.unwrap()));
-    adapter.release(&at_once, &claim).await.unwrap();
-    assert_eq!(adapter.claim(&at_once, &complete_at_once()).await.unwrap(), FIRST);
-
-    adapter.claim(&held, &lease).await.unwrap();
-    adapter.release(&held, &as_on_claim(&lease)).await.unwrap();
-    for theirs in [leased(), complete_at_once()] {
-        assert_eq!(adapter.claim(&held, &theirs).await.unwrap(), ClaimReply::InFlight);
-    }
-    for _ in 0..2 {
-        adapter.release(&held, &lease).await.unwrap();
-    }
-    // The row stays, with its attempts.
-    assert_eq!(adapter.claim(&held, &lease).await.unwrap(), ClaimReply::first(2, false));
-    assert_eq!(adapter.complete(&held, &lease).await.unwrap(), CompleteReply::Held);
-    // A late release never undoes a completion.
-    adapter.release(&held, &lease).await.unwrap();
-    assert!(is_duplicate(&adapter.claim(&held, &leased()).await.unwrap()));
+    story(&store, "at once", "a once 1; a release; b once D; b claim D; a undo; b once 1").await;
+    story(&store, "held", "a claim 1; a undo; b claim -; c once -").await;
+    // The row stays, with its attempts. A late release never undoes a completion.
+    let released = "a claim 1; a release; a release; a claim 2; a complete H; a release; b claim D";
+    story(&store, "released", released).await;
 }
 
 /// A completed key is a duplicate until the retention of its last claim ends. Then the key is new.
 pub async fn completed_key_is_first_again_after_its_retention<S: Store>(store: S) {
-    let (adapter, keys, failed, mine) = (store.adapter(), key("a"), leased(), leased());
-    adapter.claim(&keys, &failed).await.unwrap();
-    adapter.release(&keys, &failed).await.unwrap();
-    store.advance(RETENTION / 2).await;
-    adapter.claim(&keys, &mine).await.unwrap();
-    store.advance(SLACK).await;
-    adapter.complete(&keys, &mine).await.unwrap();
-    store.advance(RETENTION - 2 * SLACK).await;
-    assert!(is_duplicate(&adapter.claim(&keys, &leased()).await.unwrap()));
-    store.advance(SLACK).await;
-    assert_eq!(adapter.claim(&keys, &leased()).await.unwrap(), FIRST);
+    let completed = "a claim 1; a release; 1800 s; b claim 2; 20 s; b complete H";
+    let ended = "3560 s; c claim D; 20 s; c claim 1";
+    story(&store, "a", &format!("{completed}; {ended}")).await;
 }
 
-/// A claimed key is in flight until it is completed. Then the key is a duplicate. A completion that is repeated with
-/// its token returns the same reply, because the first reply may be lost.
+/// A claimed key is in flight until it is completed. Then the key is a duplicate, even for the token of its claim. A
+/// completion that is repeated with its token returns the same reply, because the first reply may be lost.
 pub async fn claim_is_first_then_in_flight_then_duplicate<S: Store>(store: S) {
-    let (adapter, keys, mine) = (store.adapter(), key("a"), leased());
-    assert_eq!(adapter.claim(&keys, &mine).await.unwrap(), FIRST);
-    assert_eq!(adapter.claim(&keys, &leased()).await.unwrap(), ClaimReply::InFlight);
-    for _ in 0..2 {
-        assert_eq!(adapter.complete(&keys, &mine).await.unwrap(), CompleteReply::Held);
-    }
-    assert_eq!(adapter.complete(&keys, &leased()).await.unwrap(), CompleteReply::LeaseLost);
-    assert!(is_duplicate(&adapter.claim(&keys, &leased()).await.unwrap()));
-    // After the completion, even the token of the claim gets a duplicate.
-    assert!(is_duplicate(&adapter.claim(&keys, &mine).await.unwrap()));
+    let calls =
+        "a claim 1; b claim -; a complete H; a complete H; b complete L; b claim D; a claim D";
+    story(&store, "a", calls).await;
 }
 
 /// A claim that is repeated with its token returns the same reply, because the first reply may be
 /// lost, and starts the lease again. Once another token holds the key, the repeated claim is in flight.
 pub async fn claim_repeated_with_its_token_returns_the_same_reply<S: Store>(store: S) {
-    let (adapter, keys, mine) = (store.adapter(), key("a"), leased());
-    for _ in 0..2 {
-        assert_eq!(adapter.claim(&keys, &mine).await.unwrap(), FIRST);
-        store.advance(LEASE - SLACK).await;
-    }
-    assert_eq!(adapter.claim(&keys, &leased()).await.unwrap(), ClaimReply::InFlight);
-    store.advance(LEASE + SLACK).await;
-    let theirs = leased();
-    for _ in 0..3 {
-        assert_eq!(adapter.claim(&keys, &theirs).await.unwrap(), ClaimReply::first(2, true));
-    }
-    assert_eq!(adapter.claim(&keys, &mine).await.unwrap(), ClaimReply::InFlight);
+    story(&store, "repeated", "a claim 1; 40 s; a claim 1; 40 s; b claim -").await;
+    story(&store, "taken", "a claim 1; 80 s; b claim 2t; b claim 2t; a claim -").await;
 }
 
-/// A key whose lease lapsed goes to the next claim, which is a takeover. Then the key is in flight.
+/// A key whose lease lapsed goes to the next claim, which is a takeover. Then the key is in flight. After a release, the
+/// next attempt is no takeover.
 pub async fn lapsed_lease_is_taken_over_once<S: Store>(store: S) {
-    let (adapter, keys) = (store.adapter(), key("a"));
-    adapter.claim(&keys, &leased()).await.unwrap();
-    store.advance(LEASE - SLACK).await;
-    assert_eq!(adapter.claim(&keys, &leased()).await.unwrap(), ClaimReply::InFlight);
-    store.advance(SLACK).await;
-    let taker = leased();
-    assert_eq!(adapter.claim(&keys, &taker).await.unwrap(), ClaimReply::first(2, true));
-    assert_eq!(adapter.claim(&keys, &leased()).await.unwrap(), ClaimReply::InFlight);
-    adapter.release(&keys, &taker).await.unwrap();
-    // The lease was released, so the third attempt is no takeover.
-    assert_eq!(adapter.claim(&keys, &leased()).await.unwrap(), ClaimReply::first(3, false));
+    let taken = "a claim 1; 40 s; b claim -; 20 s; b claim 2t; c claim -; b release; c claim 3";
+    story(&store, "a", taken).await;
 }
 
 /// A token that lost its lease cannot renew or release the key.
 pub async fn stale_token_changes_nothing<S: Store>(store: S) {
-    let (adapter, keys, stale) = (store.adapter(), key("a"), leased());
-    adapter.claim(&keys, &stale).await.unwrap();
-    store.advance(LEASE).await;
-    let mine = leased();
-    adapter.claim(&keys, &mine).await.unwrap();
-    for complete in [false, true] {
-        if complete {
-            assert_eq!(adapter.complete(&keys, &mine).await.unwrap(), CompleteReply::Held);
-        }
-        assert_eq!(adapter.renew(&keys, &stale).await.unwrap(), RenewReply::Lost);
-        adapter.release(&keys, &stale).await.unwrap();
-        adapter.release(&keys, &as_on_claim(&stale)).await.unwrap();
-        let next = adapter.claim(&keys, &leased()).await.unwrap();
-        if complete {
-            assert!(is_duplicate(&next), "{next:?}");
-        } else {
-            assert_eq!(next, ClaimReply::InFlight);
-        }
-    }
+    let held = "a claim 1; 60 s; b claim 2t; a renew L; a release; a undo; c claim -";
+    let complete = "b complete H; a renew L; a release; a undo; c claim D";
+    story(&store, "a", &format!("{held}; {complete}")).await;
 }
 
-/// A completion counts after its lease was lost, because the handler succeeded. The reply says that
-/// the lease was lost.
+/// A completion counts after its lease was lost, because the handler succeeded. The reply says that the lease was lost.
+/// The row keeps the token of its holder: one of the two handlers knows that both have run.
 pub async fn late_completion_counts_and_returns_lease_lost<S: Store>(store: S) {
-    let (adapter, keys, late) = (store.adapter(), key("a"), leased());
-    adapter.claim(&keys, &late).await.unwrap();
-    store.advance(LEASE).await;
-    let taker = leased();
-    adapter.claim(&keys, &taker).await.unwrap();
-    for _ in 0..2 {
-        assert_eq!(adapter.complete(&keys, &late).await.unwrap(), CompleteReply::LeaseLost);
-    }
-    // The row keeps the token of its holder: one of the two handlers knows that both have run.
-    assert_eq!(adapter.complete(&keys, &taker).await.unwrap(), CompleteReply::Held);
-    assert!(is_duplicate(&adapter.claim(&keys, &leased()).await.unwrap()));
+    let late = "a claim 1; 60 s; b claim 2t; a complete L; a complete L; b complete H; c claim D";
     // A release by the second token does not undo the completion.
-    adapter.release(&keys, &taker).await.unwrap();
-    assert!(is_duplicate(&adapter.claim(&keys, &leased()).await.unwrap()));
+    story(&store, "a", &format!("{late}; b release; c claim D")).await;
 }
 
 /// Renewals extend the lease of a handler that runs for longer than one lease, and revive a lapsed lease.
 pub async fn renewal_keeps_or_revives_the_lease<S: Store>(store: S) {
-    let (adapter, keys, mine) = (store.adapter(), key("a"), leased());
-    adapter.claim(&keys, &mine).await.unwrap();
-    for pause in [LEASE - SLACK, LEASE - SLACK, LEASE] {
-        store.advance(pause).await;
-        assert_eq!(adapter.renew(&keys, &leased()).await.unwrap(), RenewReply::Lost);
-        assert_eq!(adapter.renew(&keys, &mine).await.unwrap(), RenewReply::Held);
-        assert_eq!(adapter.claim(&keys, &leased()).await.unwrap(), ClaimReply::InFlight);
-    }
-    assert_eq!(adapter.complete(&keys, &mine).await.unwrap(), CompleteReply::Held);
+    let renewed = "b renew L; a renew H; b claim -";
+    let all = format!("a claim 1; 40 s; {renewed}; 40 s; {renewed}; 60 s; {renewed}; a complete H");
+    story(&store, "a", &all).await;
 }
 
 /// Calls with one token for new, released, complete and in-flight keys, made at the same time, return the reply
@@ -200,9 +114,4 @@ pub async fn calls_for_4096_keys_reply_key_by_key<S: Store>(store: S) {
     for (place, reply) in complete_all(&*adapter, &keys, &mine).await.iter().enumerate() {
         assert_eq!(*reply == CompleteReply::Held, place % 2 == 1, "{place}");
     }
-}
-
-/// Returns terms under `OnClaim` with the same token and retention.
-fn as_on_claim(terms: &CallTerms) -> CallTerms {
-    CallTerms::on_claim(terms.token(), terms.retention())
 }

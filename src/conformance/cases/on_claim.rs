@@ -1,6 +1,6 @@
 //! Claims that are complete at once, one caller at a time, and terms that an adapter does not support.
 
-use super::super::driver::{FIRST, RETENTION, SLACK, complete_at_once, is_duplicate, key, leased};
+use super::super::driver::{FIRST, SLACK, complete_at_once, key, leased, story};
 use super::super::store::Store;
 use crate::adapter::contract::{ClaimReply, DedupAdapter, Fetch};
 use crate::error::StoreErrorKind;
@@ -25,25 +25,12 @@ pub async fn claim_complete_at_once_is_first_once<S: Store>(store: S) {
 
 /// Only the token of the claim releases a key that is complete at once. Then the key is new.
 pub async fn key_complete_at_once_is_first_again_after_its_release<S: Store>(store: S) {
-    let (adapter, keys, mine) = (store.adapter(), key("a"), complete_at_once());
-    adapter.release(&keys, &mine).await.unwrap();
-    adapter.claim(&keys, &mine).await.unwrap();
-    adapter.release(&keys, &complete_at_once()).await.unwrap();
-    assert!(is_duplicate(&adapter.claim(&keys, &complete_at_once()).await.unwrap()));
-    for _ in 0..2 {
-        adapter.release(&keys, &mine).await.unwrap();
-    }
-    assert_eq!(adapter.claim(&keys, &complete_at_once()).await.unwrap(), FIRST);
+    story(&store, "a", "a undo; a once 1; b undo; b once D; a undo; a undo; b once 1").await;
 }
 
 /// A key that is complete at once is a duplicate until its retention ends. Then the key is new.
 pub async fn key_complete_at_once_is_first_again_after_its_retention<S: Store>(store: S) {
-    let (adapter, keys) = (store.adapter(), key("r"));
-    assert_eq!(adapter.claim(&keys, &complete_at_once()).await.unwrap(), FIRST);
-    store.advance(RETENTION - SLACK).await;
-    assert!(is_duplicate(&adapter.claim(&keys, &complete_at_once()).await.unwrap()));
-    store.advance(SLACK).await;
-    assert_eq!(adapter.claim(&keys, &complete_at_once()).await.unwrap(), FIRST);
+    story(&store, "a", "a once 1; 3580 s; b once D; 20 s; b once 1").await;
 }
 
 /// An adapter without leases or without stored data refuses the terms that need them, and writes

@@ -10,7 +10,7 @@ use futures_util::future::{join_all, maybe_done};
 use tokio::task::JoinHandle;
 
 use super::super::driver::{
-    FIRST, LEASE, RETENTION, claim_all, complete_at_once, is_duplicate, key, leased, rows,
+    FIRST, LEASE, RETENTION, claim_all, complete_at_once, is_duplicate, key, leased, rows, story,
 };
 use super::super::store::{Maintained, Store};
 use crate::adapter::contract::{CallTerms, ClaimReply, CompleteReply, DedupAdapter, RenewReply};
@@ -232,57 +232,24 @@ pub async fn dropped_completion_can_be_repeated<S: Store>(store: S) {
 /// Calls of all kinds run at the same time, each on a key of its own. Each call returns the reply of
 /// its own key, with any other calls in its batch.
 pub async fn concurrent_calls_of_all_kinds_reply_for_their_own_keys<S: Store>(store: S) {
-    let adapter = store.adapter();
+    const STORIES: [&str; 5] = [
+        "a claim 1; b claim -; a complete H; b claim D",
+        "a claim 1; a release; a complete L; a release",
+        "a once 1; b undo; a undo; b once 1",
+        "a renew H; b renew L; c once -; a complete H",
+        "a complete I; b complete L; b claim D; a renew L",
+    ];
+    let store = Arc::new(store);
     let tasks = (0..2 * WORKERS).map(|worker| {
-        let adapter = Arc::clone(&adapter);
+        let store = Arc::clone(&store);
         tokio::spawn(async move {
             for round in 0..ROUNDS / 4 {
-                let keys = key(&format!("{worker}-{round}"));
-                one_of_all_kinds(&*adapter, &keys, worker + round).await;
+                let calls = STORIES[(worker + round) % STORIES.len()];
+                story(&*store, &format!("{worker}-{round}"), calls).await;
             }
         })
     });
     all_end(tasks).await;
-}
-
-async fn one_of_all_kinds<A: DedupAdapter + ?Sized>(adapter: &A, keys: &DedupKey, kind: usize) {
-    let (mine, theirs) = (leased(), leased());
-    match kind % 5 {
-        0 => {
-            assert_eq!(adapter.claim(keys, &mine).await.unwrap(), FIRST);
-            assert_eq!(adapter.claim(keys, &theirs).await.unwrap(), ClaimReply::InFlight);
-            assert_eq!(adapter.complete(keys, &mine).await.unwrap(), CompleteReply::Held);
-            assert!(is_duplicate(&adapter.claim(keys, &theirs).await.unwrap()));
-        }
-        1 => {
-            adapter.claim(keys, &mine).await.unwrap();
-            adapter.release(keys, &mine).await.unwrap();
-            assert_eq!(adapter.complete(keys, &mine).await.unwrap(), CompleteReply::LeaseLost);
-            adapter.release(keys, &mine).await.unwrap();
-        }
-        2 => {
-            let (mine, theirs) = (complete_at_once(), complete_at_once());
-            assert_eq!(adapter.claim(keys, &mine).await.unwrap(), FIRST);
-            adapter.release(keys, &theirs).await.unwrap();
-            adapter.release(keys, &mine).await.unwrap();
-            assert_eq!(adapter.claim(keys, &theirs).await.unwrap(), FIRST);
-        }
-        3 => {
-            assert_eq!(adapter.renew(keys, &mine).await.unwrap(), RenewReply::Held);
-            assert_eq!(adapter.renew(keys, &theirs).await.unwrap(), RenewReply::Lost);
-            assert_eq!(
-                adapter.claim(keys, &complete_at_once()).await.unwrap(),
-                ClaimReply::InFlight
-            );
-            assert_eq!(adapter.complete(keys, &mine).await.unwrap(), CompleteReply::Held);
-        }
-        _ => {
-            assert_eq!(adapter.complete(keys, &mine).await.unwrap(), CompleteReply::Inserted);
-            assert_eq!(adapter.complete(keys, &theirs).await.unwrap(), CompleteReply::LeaseLost);
-            assert!(is_duplicate(&adapter.claim(keys, &theirs).await.unwrap()));
-            assert_eq!(adapter.renew(keys, &mine).await.unwrap(), RenewReply::Lost);
-        }
-    }
 }
 
 /// Purges run beside claims, after purges that were dropped at any await. Every expired key is deleted, and no live key.

@@ -13,6 +13,8 @@ local is_repeated = is_mine and complete == at_once
 
 if state == 'complete' then
   if not is_repeated then
+    -- A command that writes and changes nothing: a replica, which may be behind, refuses it.
+    redis.call('RENAMENX', key, key)
     local age = math.max(now - first_seen_at, 0)
     if fetch == '0' then return {1, age} end
     return {1, age, {digest, status, headers, body}}
@@ -37,4 +39,5 @@ else
 end
 -- A claim that is repeated with its token writes again: `WAIT` waits for writes of its own connection only, and
 -- the first write may have been on another one.
+needs_room = not is_mine
 local reply = {0, math.max(attempts, 1), takeover and 1 or 0}

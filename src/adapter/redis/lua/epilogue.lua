@@ -18,6 +18,9 @@ if takeover then flags = flags + 0x04 end
 if event_type ~= '' then flags = flags + 0x10 end
 local value = struct.pack(HEADER, 2, flags, attempts, first_seen_at, expires_at, ends_at, version,
   token or string.rep('\0', 16)) .. event_type .. data
+-- At `maxmemory`, a server refuses a script's `SET` unless the script has written before. This changes nothing: a
+-- renewal or a completion that was refused would lead to a second run.
+if not needs_room then redis.pcall('RENAMENX', key, key) end
 -- A live lease is not purged, whatever its retention. 3600000 is `PURGE_GRACE`. Before 6.2 there is no `PXAT`.
 local purge_in = math.max(expires_at, complete and 0 or ends_at) - now + 3600000
 redis.call('SET', key, value, 'PX', string.format('%.0f', purge_in))

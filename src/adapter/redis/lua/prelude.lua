@@ -44,6 +44,8 @@ local first_seen_at, expires_at, ends_at = now, now, 0
 local version = (clock[1] * 1000000 + clock[2]) % VERSIONS
 local event_type, data_flags, data = '', 0, ''
 local is_leased = false
+-- At `maxmemory`, a script that does not need room writes nevertheless: see `epilogue.lua`.
+local needs_room = false
 
 local stored = redis.call('GET', key)
 if stored then
