@@ -142,9 +142,12 @@ impl<'a> Input<'a> {
         let (id, time) = by_tab
             .or_else(|| line.rsplit_once(','))
             .ok_or("has no tab and no comma between an id and a time")?;
-        // Its quotes would be a part of the id, and the event would run again.
+        // They would be a part of the id, and the event would run again.
         if by_tab.is_none() && id.starts_with('"') {
             return Err("has quotes, which are not read: put a tab after the bare id");
+        }
+        if id.contains(if by_tab.is_none() { ',' } else { '\t' }) {
+            return Err("has more than an id and a time: put a tab after an id with a comma");
         }
         let time = time_of(time.trim_start())
             .ok_or("has no time like 2026-01-31T12:00:00Z or 2026-01-31 12:00:00+00")?;

@@ -80,7 +80,8 @@ pub(crate) enum Command {
     ///
     /// A key that is complete or in flight stays as it is. So the command may run beside the service, and a second run
     /// imports what the first has not. A line that cannot be read is left out: the first 20 are reported with their
-    /// numbers. Ids are taken as they are, without quotes or escapes. The parts of a composed id are joined by `|`.
+    /// numbers. Ids are taken as they are, without quotes or escapes; one with a comma needs the tab. The parts of a
+    /// composed id are joined by `|`.
     Import(Import),
     /// Deletes keys that expired at least an hour ago. Redis deletes them by itself.
     Purge {

@@ -87,14 +87,15 @@ async fn line_that_cannot_be_read_is_reported_and_the_others_are_imported() {
     let place = migrated(Place::sqlite()).await;
     let now = ago(0);
     let lines = format!(
-        "id,received_at\na,{now}\nb\n\"c\",{now}\nd,1769860800\n ,{now}\ne\0,{now}\nf,{now}\n\"g\t{now}\n"
+        "id,received_at\na,{now}\nb\n\"c\",{now}\nd,1769860800\n ,{now}\ne\0,{now}\nf,{now}\n\"g\t{now}\n\
+         evt_1,invoice.paid,{now}\nevt_1\tinvoice.paid\t{now}\n"
     );
     let ran = import(&place, &lines).await;
-    assert_eq!((ran.code, counts(&ran)), (1, [3, 0, 0, 0, 6]), "{ran:?}");
+    assert_eq!((ran.code, counts(&ran)), (1, [3, 0, 0, 0, 8]), "{ran:?}");
     let reported: Vec<Value> =
         ran.stderr.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let lines: Vec<_> = reported.iter().map(|line| line["line"].as_u64().unwrap()).collect();
-    assert_eq!(lines, [1, 3, 4, 5, 6, 7]);
+    assert_eq!(lines, [1, 3, 4, 5, 6, 7, 10, 11]);
     let text = run_with(&place.url, &["import", "test"], "x\n").await;
     text.assert(1, "line 1 has no tab and no comma");
     text.assert(1, "bad_lines  1\n");
