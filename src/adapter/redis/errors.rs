@@ -106,9 +106,9 @@ fn kind(error: &RedisError) -> StoreErrorKind {
 }
 
 /// Returns the error of a command in a script. Before 7.0 it is a part of the script's error:
-/// `StoreError running script (call to f_…): @user_script:1: -OOM command not allowed …`.
+/// `Error running script (call to f_…): @user_script:1: -OOM command not allowed …`.
 fn error_in_script(detail: &str) -> Option<RedisError> {
-    let (_, error) = detail.strip_prefix("StoreError running script")?.rsplit_once(": ")?;
+    let (_, error) = detail.strip_prefix("Error running script")?.rsplit_once(": ")?;
     let error = match error.trim_start_matches('-') {
         refused if refused.starts_with("The user executing the script can't") => "NOPERM",
         error => error,
@@ -136,6 +136,7 @@ mod tests {
         }
     }
 
+    /// As Redis 6.2.5 replies.
     #[test]
     fn error_of_a_command_in_a_script_is_known_before_redis_7() {
         for (inner, expected) in [
@@ -146,7 +147,7 @@ mod tests {
             ("attempt to perform arithmetic on a nil value", StoreErrorKind::Unavailable),
         ] {
             let reply = format!(
-                "-ERR StoreError running script (call to f_d3c21d0c): @user_script:1: {inner}\r\n"
+                "-ERR Error running script (call to f_d3c21d0c): @user_script:1: {inner}\r\n"
             );
             let reply = redis::parse_redis_value(reply.as_bytes()).unwrap();
             let failure = Failure::from(reply.extract_error().unwrap_err());
