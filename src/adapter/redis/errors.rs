@@ -39,6 +39,8 @@ pub(super) enum Failure {
     TooFewReplicas,
     /// No reply came in time.
     TimedOut,
+    /// The next connection did not open in time. Nothing was sent.
+    Unsent,
     /// The adapter is closed. Nothing was sent.
     Closed,
 }
@@ -57,7 +59,7 @@ impl Failure {
             Self::Redis(error) if error.kind() == redis::ErrorKind::AuthenticationFailed => false,
             // A redirection is followed; one that is left comes from slots that are moving.
             Self::Redis(error) => !matches!(error.retry_method(), RetryMethod::NoRetry),
-            Self::TimedOut => true,
+            Self::TimedOut | Self::Unsent => true,
             Self::Unfit(_) | Self::TooFewReplicas | Self::Closed => false,
         }
     }
@@ -85,7 +87,7 @@ impl Failure {
             }
             Self::TooFewReplicas => StoreError::new(StoreErrorKind::Unavailable, context)
                 .with_source("too few replicas have the write"),
-            Self::TimedOut => StoreError::new(StoreErrorKind::Timeout, context),
+            Self::TimedOut | Self::Unsent => StoreError::new(StoreErrorKind::Timeout, context),
             Self::Closed => StoreError::new(StoreErrorKind::Unavailable, context)
                 .with_source("the adapter is closed"),
         }
