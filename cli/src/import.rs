@@ -6,6 +6,7 @@
 //! 3. Keys expire on full hours, because a statement has keys of one retention.
 
 use std::cmp::Reverse;
+use std::collections::HashSet;
 use std::io::{self, BufRead, StdinLock};
 use std::time::{Duration, SystemTime};
 
@@ -35,7 +36,7 @@ const RETENTION: Duration = Duration::from_secs(30 * 86_400);
 #[derive(Default, Serialize)]
 struct Counts {
     imported: u64,
-    /// The key was complete already.
+    /// The key was complete already, or another line has it.
     known: u64,
     /// A handler of the service runs. The key stays as it is.
     in_flight: u64,
@@ -133,6 +134,10 @@ impl<'a> Input<'a> {
             }
         }
         part.sort_by_key(|(_, remaining)| Reverse(*remaining));
+        // Two claims of one key are sent at the same time, in statements of their own.
+        let (lines, mut keys) = (part.len(), HashSet::new());
+        part.retain(|(key, _)| keys.insert(key.clone()));
+        self.counts.known += (lines - part.len()) as u64;
         Ok(part)
     }
 
@@ -142,9 +147,12 @@ impl<'a> Input<'a> {
         let (id, time) = by_tab
             .or_else(|| line.rsplit_once(','))
             .ok_or("has no tab and no comma between an id and a time")?;
-        // Its quotes would be a part of the id, and the event would run again.
+        // They would be a part of the id, and the event would run again.
         if by_tab.is_none() && id.starts_with('"') {
             return Err("has quotes, which are not read: put a tab after the bare id");
+        }
+        if id.contains(if by_tab.is_none() { ',' } else { '\t' }) {
+            return Err("has more than an id and a time: put a tab after an id with a comma");
         }
         let time = time_of(time.trim_start())
             .ok_or("has no time like 2026-01-31T12:00:00Z or 2026-01-31 12:00:00+00")?;

@@ -40,9 +40,9 @@ pub(crate) struct Options {
     pub(crate) store: Option<String>,
     #[command(flatten)]
     pub(crate) output: Output,
-    /// How long to connect, and how long one statement may take: `500ms`, `10s`, `2m`. A statement over a
+    /// How long to connect, and how long one statement may take: `500ms`, `10s`, `2m`, at most a day. A statement over a
     /// part of the table has six times as long.
-    #[arg(long, global = true, value_name = "TIME", default_value = "10s", value_parser = time)]
+    #[arg(long, global = true, value_name = "TIME", default_value = "10s", value_parser = timeout)]
     pub(crate) timeout: Duration,
     #[command(subcommand)]
     pub(crate) command: Command,
@@ -80,7 +80,8 @@ pub(crate) enum Command {
     ///
     /// A key that is complete or in flight stays as it is. So the command may run beside the service, and a second run
     /// imports what the first has not. A line that cannot be read is left out: the first 20 are reported with their
-    /// numbers. Ids are taken as they are, without quotes or escapes. The parts of a composed id are joined by `|`.
+    /// numbers. Ids are taken as they are, without quotes or escapes; one with a comma needs the tab. The parts of a
+    /// composed id are joined by `|`.
     Import(Import),
     /// Deletes keys that expired at least an hour ago. Redis deletes them by itself.
     Purge {
@@ -186,6 +187,13 @@ fn time(text: &str) -> Result<Duration, String> {
     Ok(time)
 }
 
+/// Reads a time that every store takes: sqlx panics at a longer one for SQLite.
+fn timeout(text: &str) -> Result<Duration, String> {
+    let time = time(text)?;
+    let fits = time <= Duration::from_secs(86_400);
+    fits.then_some(time).ok_or_else(|| "at most a day is needed".to_owned())
+}
+
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory;
@@ -204,5 +212,7 @@ mod tests {
         for text in ["", "2", "h", "-2h", "0s", "99999999999999999999d", "101y", "500000000000y"] {
             assert!(time(text).is_err(), "{text}");
         }
+        assert_eq!(timeout("24h"), Ok(Duration::from_secs(86_400)));
+        assert!(timeout("25d").is_err() && timeout("0s").is_err());
     }
 }

@@ -56,6 +56,8 @@ pub(crate) struct Sqlite {
     url: String,
     options: SqliteOptions,
     connect: SqliteConnectOptions,
+    /// Looked at once, before the first connection: to close a descriptor of the file drops the locks of this process.
+    is_writable: bool,
     pub(crate) timeout: Duration,
 }
 
@@ -308,7 +310,8 @@ impl Sqlite {
         let options = SqliteOptions::new().purging(Purging::off()).write_lock_timeout(timeout);
         let (options, connect) = options.read_url(url).map_err(Failure::usage)?;
         let connect = connect.busy_timeout(timeout);
-        Ok(Self { url: url.to_owned(), options, connect, timeout })
+        let is_writable = OpenOptions::new().write(true).open(connect.get_filename()).is_ok();
+        Ok(Self { url: url.to_owned(), options, connect, is_writable, timeout })
     }
 
     pub(crate) fn path(&self) -> PathBuf {
@@ -321,9 +324,8 @@ impl Sqlite {
     /// deletes the files `-wal` and `-shm`, which a connection that cannot write would make and leave.
     /// Left by another user, they would stop the service.
     fn for_reading(&self) -> SqliteConnectOptions {
-        let is_writable = OpenOptions::new().write(true).open(self.path()).is_ok();
         let connect = self.connect.clone();
-        if is_writable { connect.pragma("query_only", "ON") } else { connect.read_only(true) }
+        if self.is_writable { connect.pragma("query_only", "ON") } else { connect.read_only(true) }
     }
 
     fn pool(&self, access: Access) -> SqlitePool {
@@ -407,5 +409,43 @@ impl Redis {
         let done = work(&adapter).await;
         let _ = tokio::time::timeout(self.timeout, adapter.close()).await;
         done
+    }
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use std::os::unix::fs::MetadataExt;
+    use std::{fs, process};
+
+    use super::*;
+
+    /// Returns how many locks this process has on a file.
+    fn locks(path: &std::path::Path) -> usize {
+        let (pid, inode) = (process::id().to_string(), fs::metadata(path).unwrap().ino());
+        let is_ours = |lock: &&str| {
+            let mut fields = lock.split_whitespace().skip(4);
+            fields.next() == Some(&pid)
+                && fields.next().is_some_and(|file| file.ends_with(&format!(":{inode}")))
+        };
+        fs::read_to_string("/proc/locks").unwrap().lines().filter(is_ours).count()
+    }
+
+    /// Without its lock, another process may delete the WAL below the connection.
+    #[tokio::test]
+    async fn open_connection_keeps_its_locks_beside_another_command() {
+        let dir = tempfile::tempdir().unwrap();
+        let url = format!("sqlite://{}", dir.path().join("dedup.db").display());
+        let service = SqliteAdapter::connect(&url).await.unwrap();
+        service.migrate().await.unwrap();
+        service.close().await;
+        let sqlite = Sqlite::new(&url, Duration::from_secs(10)).ok().unwrap();
+        let mut connection = sqlite.connect().await.ok().unwrap();
+        let state = sqlite.table(&mut connection).await;
+        assert_eq!(state.ok(), Some(TableState::Current));
+        let before = locks(&sqlite.path());
+        assert!(before > 0, "WAL mode holds a lock");
+        let read = async |store: &dyn MaintenanceAdapter| Ok(store.stats().await?.rows);
+        assert_eq!(sqlite.with(Access::Read, read).await.ok(), Some(0));
+        assert_eq!(locks(&sqlite.path()), before);
     }
 }

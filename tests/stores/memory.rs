@@ -139,6 +139,8 @@ fn call_allocates_its_future_and_little_else() {
 
 #[test]
 fn small_adapters_hold_exactly_their_capacity() {
+    let without_a_limit = MemoryAdapter::with_capacity(usize::MAX);
+    assert_eq!(remember(&without_a_limit, &key(0)).unwrap(), FIRST);
     for (asked, held) in [(0, 1), (1, 1), (2, 2), (17, 17), (2_047, 2_047)] {
         let adapter = MemoryAdapter::with_capacity(asked);
         for id in 0..held {

@@ -241,6 +241,24 @@ async fn replica_answers_no_duplicate() {
     assert_eq!(error.kind(), StoreErrorKind::Refused, "{error:?}");
 }
 
+/// A call that waits for its next connection has sent nothing since the refusal.
+#[tokio::test]
+async fn refusal_stays_the_error_of_a_call_that_waits_for_another_connection() {
+    let (server, other) = (Server::start(), Server::start());
+    // The time is up before the connection after the next one may open.
+    let options = options().call_timeout(Duration::from_millis(180));
+    let adapter = RedisAdapter::connect_with(&server.url(), options).await.unwrap();
+    let (terms, port) = (terms(), other.port().to_string());
+    server.run::<()>(&["REPLICAOF", "127.0.0.1", &port]);
+    let mut refused = 0;
+    for _ in 0..5 {
+        let error = claim(&adapter, "a", &terms).await.unwrap_err();
+        refused += usize::from(error.kind() == StoreErrorKind::Refused);
+    }
+    // The machine may be slow, and an attempt be under way at the end.
+    assert!(refused > 2, "{refused}");
+}
+
 const EVICTS: &str = "the Redis server evicts keys";
 
 #[tokio::test]

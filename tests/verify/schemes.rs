@@ -448,6 +448,7 @@ fn adyen_item_is_accepted_wherever_its_values_can_be_told_apart() {
         [":::", "", "Shop", "x", REPORT],
         ["7914073381342284", "", "Shop", "order:1:2", PAID],
         ["7914073381342284", "", "Shop", ":", PAID],
+        ["7914073381342284", "", "Shop", " ", PAID],
         ["7914073381342284", "8313547924770610", "Shop", "", "REFUND"],
     ];
     let sound = sound.map(|values| item(values, &signature(values)));

@@ -75,8 +75,12 @@ fn memory(at: &str, info: &InfoDict) -> Finding {
     };
     Finding::ok("memory", &*found)
         .error(
-            (max > 0 && policy != "noeviction").then_some(&*found),
+            (max > 0 && !["", "noeviction"].contains(&&*policy)).then_some(&*found),
             "set maxmemory-policy noeviction: an event whose key is evicted runs again",
+        )
+        .warning(
+            (max > 0 && policy.is_empty()).then(|| format!("{at}: INFO hides maxmemory-policy")),
+            "see in the settings of the service that it is noeviction",
         )
         .warning(
             (max > 0 && used >= max / 5 * 4).then_some(&*found),
@@ -147,4 +151,23 @@ async fn claim(adapter: &RedisAdapter) -> Result<(), StoreError> {
 async fn ask(adapter: &RedisAdapter, command: &Cmd) -> Result<(), StoreError> {
     let replies = ask_primaries(adapter, command).await?;
     replies.into_iter().try_for_each(|(_, reply)| reply.map(drop))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::finding::Level::{Error, Ok as Fine, Warning};
+    use super::*;
+
+    #[test]
+    fn policy_that_info_hides_is_no_eviction() {
+        for (info, level) in [
+            ("maxmemory:0\r\nmaxmemory_policy:allkeys-lru\r\n", Fine),
+            ("maxmemory:9\r\nused_memory:1\r\nmaxmemory_policy:noeviction\r\n", Fine),
+            ("maxmemory:9\r\nused_memory:8\r\nmaxmemory_policy:noeviction\r\n", Warning),
+            ("maxmemory:9\r\nused_memory:1\r\nmaxmemory_policy:volatile-lru\r\n", Error),
+            ("maxmemory:9\r\nused_memory:1\r\n", Warning),
+        ] {
+            assert_eq!(memory("db:6379", &InfoDict::new(info)).level, level, "{info}");
+        }
+    }
 }

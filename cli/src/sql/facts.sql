@@ -26,7 +26,7 @@ WITH RECURSIVE found AS (
       AS is_unlogged,
     EXISTS (
       SELECT FROM pg_index AS i JOIN pg_attribute AS a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[0]
-      WHERE i.indrelid = found.oid AND a.attname = 'expires_at'
+      WHERE i.indrelid = found.oid AND a.attname = 'expires_at' AND i.indisvalid AND i.indpred IS NULL
     ) AS has_index
   FROM found
 ), server AS (

@@ -5,6 +5,7 @@ use std::time::{Duration, SystemTime};
 
 use serde_json::Value;
 use tower_dedup::adapter::contract::ClaimReply;
+use tower_dedup::adapter::inspect::ListFilter;
 
 use crate::command::{Ran, run_with};
 use crate::keys::{Place, fill};
@@ -87,14 +88,15 @@ async fn line_that_cannot_be_read_is_reported_and_the_others_are_imported() {
     let place = migrated(Place::sqlite()).await;
     let now = ago(0);
     let lines = format!(
-        "id,received_at\na,{now}\nb\n\"c\",{now}\nd,1769860800\n ,{now}\ne\0,{now}\nf,{now}\n\"g\t{now}\n"
+        "id,received_at\na,{now}\nb\n\"c\",{now}\nd,1769860800\n ,{now}\ne\0,{now}\nf,{now}\n\"g\t{now}\n\
+         evt_1,invoice.paid,{now}\nevt_1\tinvoice.paid\t{now}\n"
     );
     let ran = import(&place, &lines).await;
-    assert_eq!((ran.code, counts(&ran)), (1, [3, 0, 0, 0, 6]), "{ran:?}");
+    assert_eq!((ran.code, counts(&ran)), (1, [3, 0, 0, 0, 8]), "{ran:?}");
     let reported: Vec<Value> =
         ran.stderr.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let lines: Vec<_> = reported.iter().map(|line| line["line"].as_u64().unwrap()).collect();
-    assert_eq!(lines, [1, 3, 4, 5, 6, 7]);
+    assert_eq!(lines, [1, 3, 4, 5, 6, 7, 10, 11]);
     let text = run_with(&place.url, &["import", "test"], "x\n").await;
     text.assert(1, "line 1 has no tab and no comma");
     text.assert(1, "bad_lines  1\n");
@@ -118,6 +120,22 @@ async fn retention_is_that_of_the_layer_or_of_the_option() {
     assert_eq!(stripe(&[], format!("b,{}", ago(kept + 60))).await, [0, 0, 0, 1, 0]);
     let option = &["--retention", "400d"];
     assert_eq!(stripe(option, format!("b,{}", ago(kept + 60))).await, [1, 0, 0, 0, 0]);
+}
+
+/// Their claims would be sent at the same time, and any of them would count.
+#[tokio::test]
+async fn latest_of_several_times_of_an_id_counts() {
+    let [_, place] = Place::both();
+    let place = migrated(place).await;
+    let lines = (0..200).fold(String::new(), |mut lines, id| {
+        let _ = write!(lines, "evt_{id},{}\nevt_{id},{}\n", ago(10 * DAY), ago(0));
+        lines
+    });
+    assert_eq!(counts(&import(&place, &lines).await), [200, 200, 0, 0, 0]);
+    let keys = place.adapter().await.list(&ListFilter::default(), None, 500).await.unwrap().keys;
+    let later = SystemTime::now() + Duration::from_secs(25 * DAY);
+    let early = keys.iter().filter(|(_, entry)| entry.expires_at < later).count();
+    assert_eq!((keys.len(), early), (200, 0));
 }
 
 /// More lines than one part, and more than fit into a batch. What the first run has not sent, the second sends.

@@ -25,6 +25,8 @@ const DEFAULT_CAPACITY: usize = 1_000_000;
 const DEFAULT_STORED_BYTES: usize = 256 << 20;
 /// A shard holds so many keys, or up to twice as many: a call may wait while a shard grows.
 const SHARD_KEYS: usize = 1_600;
+/// An adapter that is asked for more than 100 million keys has larger shards, so that `usize::MAX` is a capacity too.
+const MOST_SHARDS: usize = 65_536;
 
 /// Stores keys in this process, for tests, development and services of a single process.
 ///
@@ -74,10 +76,10 @@ impl MemoryAdapter {
     /// Creates an adapter for up to `capacity` keys, at least one.
     ///
     /// From 3,200 keys on, a keyed hash spreads the keys over shards, each with its share of the
-    /// capacity. The first refusal may therefore come a few per cent early.
+    /// capacity. The first refusal may therefore come up to a tenth early.
     #[must_use]
     pub fn with_capacity(capacity: usize) -> Self {
-        let shards = (capacity / SHARD_KEYS).max(1);
+        let shards = (capacity / SHARD_KEYS).clamp(1, MOST_SHARDS);
         let shard = || Mutex::new(Shard::new(capacity.max(1).div_ceil(shards)));
         Self {
             shards: iter::repeat_with(shard).take(shards).collect(),

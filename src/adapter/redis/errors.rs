@@ -27,6 +27,8 @@ pub(super) enum Failure {
     TooFewReplicas,
     /// No reply came in time.
     TimedOut,
+    /// The next connection did not open in time. Nothing was sent.
+    Unsent,
     /// The adapter is closed. Nothing was sent.
     Closed,
 }
@@ -51,7 +53,7 @@ impl Failure {
             Self::Redis(error) if error.kind() == redis::ErrorKind::AuthenticationFailed => false,
             // A redirection is followed; one that is left comes from slots that are moving.
             Self::Redis(error) => !matches!(error.retry_method(), RetryMethod::NoRetry),
-            Self::TimedOut => true,
+            Self::TimedOut | Self::Unsent => true,
             Self::Unfit(_) | Self::TooFewReplicas | Self::Closed => false,
         }
     }
@@ -78,7 +80,7 @@ impl Failure {
             Self::Redis(reason) => error(kind(&reason)).with_source(reason),
             Self::Unfit(reason) => error(StoreErrorKind::Refused).with_source(reason),
             Self::TooFewReplicas => unavailable("too few replicas have the write"),
-            Self::TimedOut => error(StoreErrorKind::Timeout),
+            Self::TimedOut | Self::Unsent => error(StoreErrorKind::Timeout),
             Self::Closed => unavailable("the adapter is closed"),
         }
     }
@@ -128,6 +130,7 @@ mod tests {
         }
     }
 
+    /// As Redis 6.2.5 replies.
     #[test]
     fn error_of_a_command_in_a_script_is_known_before_redis_7() {
         for (inner, expected) in [

@@ -167,10 +167,12 @@ impl Slot {
             let is_last = bound.is_once
                 || !failure.is_worth_repeating()
                 || Instant::now() + pause >= bound.deadline;
-            // After an error with an unknown outcome, a refusal does not make the outcome known.
+            // After an error with an unknown outcome, a refusal does not make the outcome known. After a refusal, a wait
+            // for another connection leaves it known.
+            let is_unsent = matches!(failure, Failure::Unsent);
             let error = failure.into_error(bound.context);
             let error = match before {
-                Some(before) if before.is_unknown() && !error.is_unknown() => before,
+                Some(before) if is_unsent || before.is_unknown() && !error.is_unknown() => before,
                 _ => error,
             };
             if is_last {
@@ -192,7 +194,8 @@ impl Slot {
     where
         F: Future<Output = Result<T, Failure>>,
     {
-        let live = timeout_at(deadline, self.live(is_repeated)).await??;
+        let live = timeout_at(deadline, self.live(is_repeated)).await;
+        let live = live.unwrap_or(Err(Failure::Unsent))?;
         let until = deadline.min(Instant::now() + self.options.reply_timeout());
         let mut sent = Sent { live: &live, is_doubt: true };
         let reply =

@@ -4,6 +4,7 @@ use std::sync::LazyLock;
 
 use bytes::Bytes;
 use http::request::Parts;
+use serde_json::Value;
 
 use crate::error::KeyErrorKind;
 use crate::key::{self, Arrays, KeyPart, RequestRef, items};
@@ -14,6 +15,7 @@ const ITEMS: &str = "notificationItems";
 const SIGNATURE: &str = "additionalData.hmacSignature";
 const FILE: &str = "pspReference";
 const REFERENCE: &str = "merchantReference";
+const MERCHANT_REFERENCE: usize = 3;
 const EVENT_CODE: usize = 6;
 /// The signed values, in their order: the name, and the pointer inside an item.
 const VALUES: [(&str, &str); 8] = [
@@ -67,6 +69,9 @@ pub(in crate::verify) fn text(head: &Parts, item: &Bytes) -> Result<String, Refu
     for ((name, _), part) in VALUES.iter().zip(&*VALUE_PARTS) {
         values.push(read(part, head, item, name)?);
     }
+    if values[MERCHANT_REFERENCE].is_empty() {
+        values[MERCHANT_REFERENCE] = blank_reference(item);
+    }
     let with_colons = if values[EVENT_CODE] == "REPORT_AVAILABLE" { FILE } else { REFERENCE };
     for ((name, _), value) in VALUES.iter().zip(&values) {
         if *name != with_colons && value.contains(':') {
@@ -76,7 +81,14 @@ pub(in crate::verify) fn text(head: &Parts, item: &Bytes) -> Result<String, Refu
     Ok(values.join(":"))
 }
 
-/// Returns the value; empty if it is missing.
+/// Returns the merchant's own text, which may be blank, and is signed as it is. No part of a key reads it.
+fn blank_reference(item: &Bytes) -> String {
+    let item: Value = serde_json::from_slice(item).unwrap_or_default();
+    let reference = item["NotificationRequestItem"][REFERENCE].as_str();
+    reference.unwrap_or_default().to_owned()
+}
+
+/// Returns the value; empty if it is missing or blank.
 fn read(part: &KeyPart, head: &Parts, item: &Bytes, name: &'static str) -> Result<String, Refusal> {
     match part.read(&RequestRef::new(head, item)) {
         Ok(value) => Ok(value.unwrap_or_default().into_owned()),

@@ -4,7 +4,7 @@ SELECT f.schema,
   f.there AND to_regclass(quote_ident(f.schema) || {version_name}) IS NOT NULL AS there,
   EXISTS (
     SELECT FROM pg_index AS i JOIN pg_attribute AS a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[0]
-    WHERE i.indrelid = f.number AND a.attname = 'expires_at'
+    WHERE i.indrelid = f.number AND a.attname = 'expires_at' AND i.indisvalid AND i.indpred IS NULL
   ) AS has_index,
   current_setting('server_encoding') AS encoding
 FROM (
