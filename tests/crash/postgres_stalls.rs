@@ -10,8 +10,7 @@ use tower_dedup::adapter::contract::{CallTerms, DedupAdapter, Token};
 use tower_dedup::adapter::inspect::MaintenanceAdapter;
 
 use super::postgres_silence::{
-    Build, IN_TIME, STATEMENT_TIMEOUT, WARM, adapter, in_a_transaction, lease, on_arrival,
-    patient_lease, sound, until,
+    Build, IN_TIME, STATEMENT_TIMEOUT, WARM, adapter, lease, on_arrival, sound, until,
 };
 use crate::support::effects::{Database, MINUTE, until_acknowledged};
 use crate::support::{FIRST, dedup_key, request, send};
@@ -144,46 +143,6 @@ async fn open_migration_piles_up_no_sessions() {
     theirs.commit().await.unwrap();
     until_acknowledged(&service, "after").await;
     assert_eq!(database.effects.of("after").await, 1);
-}
-
-/// COMMIT stalls, as with an absent standby or a hanging disk. The adapter opens no further sessions beside
-/// those of the pool and of the workers.
-async fn stalled_commits(build: Build, table: &str, sessions: i64) {
-    let database = Database::fresh().await;
-    let pool = database.pool(3);
-    let (_, service) = build(&pool, adapter(&pool), sound(&database));
-    until_acknowledged(&service, WARM).await;
-    let gate = database.gate(&format!("COMMIT AFTER INSERT ON {table}")).await;
-    let (start, mut most, mut sent) = (Instant::now(), 0, 0);
-    while start.elapsed() < 8 * STATEMENT_TIMEOUT {
-        let crowd = (sent..sent + 3).map(|number| {
-            let service = service.clone();
-            async move { send(&service, request(&format!("event-{number}"))).await.status() }
-        });
-        for answered in join_all(crowd).await {
-            assert!(answered.is_server_error(), "{answered}");
-        }
-        sent += 3;
-        most = most.max(database.sessions("true").await);
-    }
-    assert!(most <= sessions, "{most} sessions");
-    drop(gate);
-    for number in 0..sent {
-        until_acknowledged(&service, &format!("event-{number}")).await;
-    }
-    let ids = (0..sent).map(|number| format!("event-{number}"));
-    database.effects.assert_once(ids.chain([WARM.to_owned()])).await;
-    database.until_no_transaction_is_open().await;
-}
-
-#[tokio::test]
-async fn stalled_commits_pile_up_no_sessions() {
-    stalled_commits(in_a_transaction, "effects", 3 + 2 + 3).await;
-}
-
-#[tokio::test]
-async fn stalled_claims_pile_up_no_sessions() {
-    stalled_commits(patient_lease, "webhook_deliveries", 3 + 4).await;
 }
 
 /// The COMMIT of the claim stalls for longer than its statement may take. No other session sees the
