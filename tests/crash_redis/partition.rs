@@ -1,18 +1,29 @@
 //! Primaries that fall silent or are cut from the other servers, and come back: two servers take
 //! themselves for the primary for a while. And slots that move under load.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use redis::Connection;
+use tower_dedup::StoreErrorKind;
+use tower_dedup::adapter::RedisAdapter;
 use tower_dedup::adapter::contract::DedupAdapter;
 
 use super::failover::{
     Primaries, adapters, adapters_with, durable, end, end_with_failovers, go_on, loads, recover,
 };
 use super::load::{LedgerKind, Load, RECOVERED, suspicions, until_suspected};
-use super::server::assert_fails_in_time;
 use crate::support::redis::{Cluster, SentinelSet};
 use crate::support::{FIRST, dedup_key, on_claim, terms, until};
+
+/// Asserts that a call ends by itself, although the server is silent.
+async fn assert_fails_in_time(adapter: &RedisAdapter, id: &str) {
+    let start = Instant::now();
+    let claim = adapter.claim(&dedup_key(id), &terms()).await;
+    let took = start.elapsed();
+    let kind = claim.unwrap_err().kind();
+    assert!(matches!(kind, StoreErrorKind::Timeout | StoreErrorKind::Unavailable), "{kind:?}");
+    assert!(took < Duration::from_secs(5), "the call ended after {took:?}");
+}
 
 /// The primary stops, is replaced, and goes on as if nothing had happened.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
