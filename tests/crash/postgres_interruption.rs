@@ -17,13 +17,10 @@ use tower_dedup::ledger::Ledger;
 use tower_dedup::{DedupKey, DedupLayer, OnInFlight, StoreErrorKind};
 
 use crate::support::effects::{
-    AT_A_GATE, Database, MINUTE, answer, apart, commit_effect, transactional, until_acknowledged,
-    write,
+    Database, MINUTE, answer, apart, commit_effect, transactional, until_acknowledged, write,
 };
 use crate::support::proxy::{Cut, Proxy, through, to_postgres};
-use crate::support::{
-    Body, FIRST, answered, by_header, dedup_key, polled, request, send, spawn_send,
-};
+use crate::support::{Body, FIRST, answered, by_header, dedup_key, polled, request, send};
 
 #[tokio::test]
 async fn request_dropped_at_any_poll_leaves_nothing_behind() {
@@ -257,34 +254,6 @@ async fn cut_off_at_commit<L: Ledger>(layer: impl FnOnce(PostgresAdapter) -> Ded
     drop(gate);
     until_acknowledged(&service, "a").await;
     assert_eq!(database.effects.of("a").await, 1);
-}
-
-/// The delivery's session is terminated while the server executes the claim, the handler's write,
-/// the completion, or COMMIT.
-#[tokio::test]
-async fn session_terminated_at_any_statement_loses_and_doubles_nothing() {
-    let database = Database::fresh().await;
-    let pool = database.pool(3);
-    let service = transactional(&pool).store_timeout(Duration::from_secs(3)).layer(write(&pool));
-    send(&service, request("the schema is there")).await;
-    for at in [
-        "BEFORE INSERT ON webhook_deliveries",
-        "BEFORE INSERT ON effects",
-        "BEFORE UPDATE ON webhook_deliveries",
-        "COMMIT AFTER INSERT ON effects",
-    ] {
-        let gate = database.gate(at).await;
-        let delivery = spawn_send(&service, request(at));
-        database.until_sessions(AT_A_GATE, 1).await;
-        assert_eq!(database.terminate(AT_A_GATE).await, 1);
-        let answered = delivery.await.unwrap();
-        assert!(answered.is_server_error(), "{at}: {answered}");
-        assert_eq!(database.effects_and_key(at).await, 0, "{at}");
-        drop(gate);
-        until_acknowledged(&service, at).await;
-        assert_eq!(database.effects_and_key(at).await, 1, "{at}");
-        database.until_no_transaction_is_open().await;
-    }
 }
 
 /// A repetition would delete the row of the later delivery, and the next delivery of its event would run.

@@ -73,7 +73,7 @@ async fn keys_that_are_forgotten_pile_up_no_sessions() {
     let database = Database::fresh().await;
     let adapter = adapter(&database.pool_set(1, KEEPS_SESSIONS));
     let claim = async |number: usize| {
-        let terms = CallTerms::on_claim(rand_token(), MINUTE);
+        let terms = CallTerms::on_claim(Token::random(), MINUTE);
         adapter.claim(&dedup_key(&number.to_string()), &terms).await.unwrap();
     };
     join_all((0..100).map(claim)).await;
@@ -106,7 +106,7 @@ async fn abandoned_statement_leaves_the_server_while_the_table_is_locked() {
     let database = Database::fresh().await;
     let adapter = adapter(&database.pool(4));
     let claim = async |id| {
-        let terms = CallTerms::on_claim(rand_token(), MINUTE);
+        let terms = CallTerms::on_claim(Token::random(), MINUTE);
         adapter.claim(&dedup_key(id), &terms).await
     };
     claim(WARM).await.unwrap();
@@ -153,7 +153,7 @@ async fn on_arrival_claim_that_waits_in_its_commit_is_not_reported_absent() {
     let adapter = adapter(&database.pool(3));
     adapter.migrate().await.unwrap();
     let gate = database.gate("COMMIT AFTER INSERT ON webhook_deliveries").await;
-    let (keys, mine) = (dedup_key("a"), CallTerms::on_claim(rand_token(), MINUTE));
+    let (keys, mine) = (dedup_key("a"), CallTerms::on_claim(Token::random(), MINUTE));
     let recorded = timeout(2 * STATEMENT_TIMEOUT, adapter.claim(&keys, &mine));
     assert!(!matches!(recorded.await, Ok(Ok(_))), "the record cannot have ended");
     let start = Instant::now();
@@ -166,10 +166,6 @@ async fn on_arrival_claim_that_waits_in_its_commit_is_not_reported_absent() {
     // The row appears when the COMMIT of the claim ends.
     until(async || adapter.release(&keys, &mine).await.is_ok()).await;
     assert_eq!(adapter.claim(&keys, &mine).await.unwrap(), FIRST);
-}
-
-fn rand_token() -> Token {
-    rand::random::<[u8; 16]>().into()
 }
 
 /// A pool that shares the permits of a smaller parent has no more workers than it has connections.

@@ -12,7 +12,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tower_dedup::StoreErrorKind;
 use tower_dedup::adapter::RedisAdapter;
-use tower_dedup::adapter::contract::{CallTerms, ClaimReply, DedupAdapter, Permanence, Token};
+use tower_dedup::adapter::contract::{ClaimReply, DedupAdapter};
 use tower_dedup::adapter::inspect::MaintenanceAdapter;
 
 use super::failover::{end, loads};
@@ -116,16 +116,6 @@ impl Lossy {
     }
 }
 
-/// Returns the same terms with another token.
-fn other(terms: &CallTerms) -> CallTerms {
-    match terms.permanence() {
-        Permanence::OnCompletion { lease } => {
-            CallTerms::on_completion(Token::random(), terms.retention(), lease)
-        }
-        _ => CallTerms::on_claim(Token::random(), terms.retention()),
-    }
-}
-
 async fn claim_is_first_to_its_own_token(lossy: &Lossy, adapter: RedisAdapter) {
     adapter.claim(&dedup_key("warm"), &terms()).await.unwrap();
     for replies in [1, 2] {
@@ -133,7 +123,7 @@ async fn claim_is_first_to_its_own_token(lossy: &Lossy, adapter: RedisAdapter) {
             let key = dedup_key(&format!("{replies}-{:?}", terms.token()));
             let claimed = lossy.losing(replies, adapter.claim(&key, &terms)).await.unwrap();
             assert_eq!(claimed, FIRST, "{terms:?}");
-            let other = adapter.claim(&key, &other(&terms)).await.unwrap();
+            let other = adapter.claim(&key, &self::terms()).await.unwrap();
             let duplicate = matches!(&other, ClaimReply::Duplicate(_) | ClaimReply::InFlight);
             assert!(duplicate, "{other:?}");
             // The first reply was lost: the second one may say that nothing is held any more.
