@@ -28,6 +28,12 @@ fn failed(kind: Kind, from: u64, until: u64) -> Faults {
     Faults { store: vec![(kind, Window(from, until))], ..Faults::default() }
 }
 
+/// The same, while connections were silent.
+fn failed_in_silence(kind: Kind, from: u64, until: u64) -> Faults {
+    let store = vec![(Kind::Silence, Window(from, until)), (kind, Window(from, until))];
+    Faults { store, ..Faults::default() }
+}
+
 /// Judges event 1, and asserts: lost, explained, doubled, explained.
 async fn assert_counts(row: &str, effects: &[Effect], faults: &Faults, expected: [usize; 4]) {
     let row: Row = row.parse().expect("a row");
@@ -84,8 +90,11 @@ pub(crate) async fn verdict() {
         (TAKEOVER, failed(Kind::Silence, 10_000, 20_000), 1),
         (TAKEOVER, failed(Kind::Restart, 3_000, 5_000), 0),
         (SECOND_FIRST, failed(Kind::Restart, 10_300, 10_310), 1),
+        (SECOND_FIRST, failed(Kind::Backend, 10_300, 10_310), 1),
         (SECOND_FIRST, failed(Kind::Restart, 12_000, 13_000), 0),
         (SECOND_FIRST, failed(Kind::Restart, 3_000, 5_000), 0),
+        (SECOND_FIRST, failed(Kind::Restart, 7_000, 8_000), 0),
+        (SECOND_FIRST, failed_in_silence(Kind::Restart, 7_000, 8_000), 1),
         (SECOND_FIRST, failed(Kind::Silence, 10_000, 20_000), 0),
     ] {
         assert_counts("postgres/lease", &[RUN, second], &faults, [0, 0, 1, explained]).await;

@@ -37,9 +37,9 @@ fn kinds(store: StoreKind) -> &'static [(Kind, u64)] {
     }
 }
 
-/// Returns when a fault happens, in acknowledged deliveries: once at least, never near the start or the end.
+/// Returns when a fault happens, in acknowledged deliveries: three times at least, never near the start or the end.
 fn times(deliveries: u64, every: u64, draws: &mut StdRng) -> Vec<u64> {
-    let count = (deliveries / every).max(1);
+    let count = (deliveries / every).max(3);
     let part = deliveries / count;
     (0..count).map(|number| number * part + draws.random_range(part / 5..=part * 7 / 10)).collect()
 }
@@ -99,11 +99,11 @@ pub(crate) async fn inflict(
     faults: Vec<(u64, Kind)>,
     log: Log,
 ) -> Store {
-    for (turn, (at, kind)) in faults.into_iter().enumerate() {
+    for (at, kind) in faults {
         if !reached(&load, STORE, at).await {
             break;
         }
-        let from = now();
+        let (from, turn) = (now(), log.faults().count(kind));
         // Without an end until the fault has ended, so that the verdict sees it if the row stops now.
         log.faults().store.push((kind, Window(from, u64::MAX)));
         store.inflict(kind, turn).await;

@@ -90,8 +90,16 @@ async fn serve(setup: Setup) {
         }
         "postgres" => {
             let pool = PgPoolOptions::new().max_connections(CONNECTIONS);
-            let pool = pool.acquire_timeout(Duration::from_secs(2)).connect_lazy(&url);
-            let pool = pool.expect("a URL");
+            let pool = pool.acquire_timeout(Duration::from_secs(2));
+            // As the guide says: handlers use no connection to a server that was demoted.
+            let pool = pool.before_acquire(|connection, _| {
+                Box::pin(async move {
+                    let read_only = sqlx::query_scalar("SHOW transaction_read_only");
+                    let read_only: String = read_only.fetch_one(connection).await?;
+                    Ok(read_only == "off")
+                })
+            });
+            let pool = pool.connect_lazy(&url).expect("a URL");
             let adapter = PostgresAdapter::new(pool.clone());
             match row.ledger {
                 LedgerKind::Transactional => {

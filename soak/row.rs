@@ -12,7 +12,7 @@ use tokio::time::{Instant, sleep};
 use crate::faults;
 use crate::hostile::Requests;
 use crate::load::Load;
-use crate::log::{Kind, Log};
+use crate::log::{Faults, Log};
 use crate::receivers::Receivers;
 use crate::store::Store;
 use crate::verdict::{self, Verdict};
@@ -108,12 +108,7 @@ pub(crate) struct Report {
     /// Acknowledged.
     pub(crate) deliveries: u64,
     pub(crate) events: usize,
-    pub(crate) kills: usize,
-    pub(crate) restarts: usize,
-    pub(crate) failovers: usize,
-    pub(crate) backends: usize,
-    pub(crate) silences: usize,
-    pub(crate) write_locks: usize,
+    pub(crate) faults: Faults,
     pub(crate) hang_ups: u64,
     pub(crate) hostile: u64,
     pub(crate) verdict: Verdict,
@@ -171,8 +166,8 @@ async fn run_in(row: Row, plan: Plan) -> Result<Report, String> {
     let time = start.elapsed();
     let events = load.acknowledgements();
     let mut database = store.effects().await?;
-    let done = std::mem::take(&mut *log.faults());
-    let verdict = verdict::judge(row, &mut database, &events, &done).await;
+    let faults = std::mem::take(&mut *log.faults());
+    let verdict = verdict::judge(row, &mut database, &events, &faults).await;
     let verdict = verdict.map_err(|error| format!("the counts: {error}"))?;
     drop(receivers);
     let mut failures = verdict.failures();
@@ -185,12 +180,7 @@ async fn run_in(row: Row, plan: Plan) -> Result<Report, String> {
     Ok(Report {
         deliveries: load.acknowledged(),
         events: events.len(),
-        kills: done.deaths.len(),
-        restarts: done.count(Kind::Restart),
-        failovers: done.count(Kind::Failover),
-        backends: done.count(Kind::Backend),
-        silences: done.count(Kind::Silence),
-        write_locks: done.count(Kind::WriteLock),
+        faults,
         hang_ups: load.hang_ups.load(Ordering::Relaxed),
         hostile: hostile.sent.load(Ordering::Relaxed),
         verdict,

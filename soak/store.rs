@@ -30,7 +30,7 @@ pub(crate) enum Store {
     Sqlite(TempDir),
     /// Receivers connect by the link, so that their connections can be silenced.
     Postgres(Arc<Server>, Link),
-    PostgresSync(Cluster, Link),
+    PostgresSync(Cluster),
     /// Redis, and the database of the effects.
     Redis(Arc<redis::Server>, Link, Server),
     Sentinel(SentinelSet, Server),
@@ -40,9 +40,7 @@ pub(crate) enum Store {
 impl Store {
     pub(crate) async fn start(kind: StoreKind) -> Self {
         if kind == StoreKind::PostgresSync {
-            let (cluster, link) = (Cluster::synchronous().await, Link::start());
-            link.lead_to(cluster.primary.port());
-            return Self::PostgresSync(cluster, link);
+            return Self::PostgresSync(Cluster::start().await);
         }
         blocking(move || match kind {
             StoreKind::Sqlite => Self::Sqlite(tempfile::tempdir().expect("a folder")),
@@ -67,9 +65,10 @@ impl Store {
     pub(crate) fn url(&self) -> String {
         match self {
             Self::Sqlite(dir) => sqlite_url(dir.path()),
-            Self::Postgres(_, link) | Self::PostgresSync(_, link) => {
+            Self::Postgres(_, link) => {
                 format!("postgres://postgres@127.0.0.1:{}/postgres", link.port())
             }
+            Self::PostgresSync(cluster) => cluster.url(),
             Self::Redis(_, link, _) => format!("redis://127.0.0.1:{}", link.port()),
             Self::Sentinel(set, _) => set.url(),
             Self::Cluster(cluster, _) => cluster.url(),
@@ -90,7 +89,7 @@ impl Store {
     pub(crate) async fn effects(&self) -> Result<Database, String> {
         let url = match self {
             Self::Postgres(server, _) => server.url(),
-            Self::PostgresSync(cluster, _) => cluster.primary.url(),
+            Self::PostgresSync(cluster) => cluster.primary.url(),
             _ => self.effects_url(),
         };
         Database::connect(&url)
@@ -105,7 +104,7 @@ impl Store {
                 let server = Arc::clone(server);
                 blocking(move || server.restart_immediately()).await;
             }
-            (Kind::Restart, Self::PostgresSync(cluster, _)) => {
+            (Kind::Restart, Self::PostgresSync(cluster)) => {
                 let server = Arc::clone(&cluster.primary);
                 blocking(move || server.restart_immediately()).await;
                 cluster.until_followed().await;
@@ -115,18 +114,15 @@ impl Store {
                 blocking(move || server.restart()).await;
             }
             (Kind::Backend, Self::Postgres(server, _)) => kill_backend(&server.url()).await,
-            (Kind::Backend, Self::PostgresSync(cluster, _)) => {
+            (Kind::Backend, Self::PostgresSync(cluster)) => {
                 kill_backend(&cluster.primary.url()).await;
                 cluster.until_followed().await;
             }
-            (Kind::Failover, Self::PostgresSync(cluster, link)) => {
-                let primary = Arc::clone(&cluster.primary);
-                blocking(move || primary.stop_immediately()).await;
-                cluster.promote().await;
-                link.lead_to(cluster.primary.port());
-                // Until the new standby follows, no COMMIT is acknowledged.
-                cluster.follow().await;
+            // The primary dies, or it is demoted and keeps its connections.
+            (Kind::Failover, Self::PostgresSync(cluster)) if turn.is_multiple_of(2) => {
+                cluster.fail_over().await;
             }
+            (Kind::Failover, Self::PostgresSync(cluster)) => cluster.switch_over().await,
             (Kind::Failover, Self::Sentinel(set, _)) => sentinel_failover(set).await,
             (Kind::Failover, Self::Cluster(cluster, _)) => {
                 // The slot of another primary each turn.
@@ -141,10 +137,8 @@ impl Store {
                 cluster.nodes()[owner].start_again();
                 cluster.settled().await;
             }
-            (
-                Kind::Silence,
-                Self::Postgres(_, link) | Self::PostgresSync(_, link) | Self::Redis(_, link, _),
-            ) => link.silence(),
+            (Kind::Silence, Self::Postgres(_, link) | Self::Redis(_, link, _)) => link.silence(),
+            (Kind::Silence, Self::PostgresSync(cluster)) => cluster.address.silence(),
             (Kind::Silence, Self::Sentinel(set, _)) => {
                 (0..3).for_each(|number| set.silence(number));
             }
@@ -168,7 +162,7 @@ impl Store {
         match self {
             Self::Sqlite(_) => sqlite_version().await,
             Self::Postgres(server, _) => postgres_version(&server.url()).await,
-            Self::PostgresSync(cluster, _) => postgres_version(&cluster.primary.url()).await,
+            Self::PostgresSync(cluster) => postgres_version(&cluster.primary.url()).await,
             Self::Redis(server, ..) => redis_version(server),
             Self::Sentinel(set, _) => redis_version(&set.servers()[0]),
             Self::Cluster(cluster, _) => redis_version(&cluster.nodes()[0]),

@@ -4,32 +4,16 @@ use std::fmt::Write;
 
 use chrono::Utc;
 
+use crate::log::Kind;
 use crate::row::{Plan, Report, Row};
-
-/// The head of the table.
-const HEAD: [&str; 17] = [
-    "store",
-    "ledger",
-    "deliveries",
-    "events",
-    "kills",
-    "restarts of the store",
-    "failovers",
-    "backends killed",
-    "silent connections",
-    "write locks held",
-    "hang-ups",
-    "hostile requests",
-    "lost",
-    "lost, explained",
-    "doubled",
-    "doubled, explained",
-    "seconds",
-];
 
 /// Returns the table in Markdown, with the machine and the date.
 pub(crate) fn markdown(reports: &[(Row, Result<Report, String>)], plan: Plan) -> String {
-    let mut text = format!("| {} |\n|{}\n", HEAD.join(" | "), "---|".repeat(HEAD.len()));
+    let mut text = String::new();
+    if let Some((row, Ok(report))) = reports.iter().find(|(_, report)| report.is_ok()) {
+        let names = cells(*row, report).map(|(name, _)| name);
+        text = format!("| {} |\n|{}\n", names.join(" | "), "---|".repeat(names.len()));
+    }
     let mut versions: Vec<&str> = Vec::new();
     for (row, report) in reports {
         let Ok(report) = report else {
@@ -55,27 +39,32 @@ pub(crate) fn markdown(reports: &[(Row, Result<Report, String>)], plan: Plan) ->
 
 /// Returns the line of one row.
 pub(crate) fn line(row: Row, report: &Report) -> String {
-    let verdict = &report.verdict;
-    let cells = [
-        row.store_name().to_owned(),
-        row.ledger_name().to_owned(),
-        grouped(report.deliveries),
-        grouped(report.events as u64),
-        report.kills.to_string(),
-        report.restarts.to_string(),
-        report.failovers.to_string(),
-        report.backends.to_string(),
-        report.silences.to_string(),
-        report.write_locks.to_string(),
-        grouped(report.hang_ups),
-        grouped(report.hostile),
-        verdict.lost.to_string(),
-        verdict.lost_explained.to_string(),
-        verdict.doubled.to_string(),
-        verdict.doubled_explained.to_string(),
-        report.time.as_secs().to_string(),
-    ];
-    format!("| {} |", cells.join(" | "))
+    format!("| {} |", cells(row, report).map(|(_, cell)| cell).join(" | "))
+}
+
+/// Returns the cells of one row, with the head of each column.
+fn cells(row: Row, report: &Report) -> [(&'static str, String); 17] {
+    let Report { verdict, faults, .. } = report;
+    let faults = |kind| faults.count(kind).to_string();
+    [
+        ("store", row.store_name().to_owned()),
+        ("ledger", row.ledger_name().to_owned()),
+        ("deliveries", grouped(report.deliveries)),
+        ("events", grouped(report.events as u64)),
+        ("kills", report.faults.deaths.len().to_string()),
+        ("restarts of the store", faults(Kind::Restart)),
+        ("failovers", faults(Kind::Failover)),
+        ("backends killed", faults(Kind::Backend)),
+        ("silent connections", faults(Kind::Silence)),
+        ("write locks held", faults(Kind::WriteLock)),
+        ("hang-ups", grouped(report.hang_ups)),
+        ("hostile requests", grouped(report.hostile)),
+        ("lost", verdict.lost.to_string()),
+        ("lost, explained", verdict.lost_explained.to_string()),
+        ("doubled", verdict.doubled.to_string()),
+        ("doubled, explained", verdict.doubled_explained.to_string()),
+        ("seconds", report.time.as_secs().to_string()),
+    ]
 }
 
 /// Returns the number with commas between thousands.

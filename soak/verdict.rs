@@ -20,6 +20,7 @@
 //! 3. On Sentinel and Cluster: the earlier effect is from 5 s before a failover began to 1 s after it had ended.
 //! 4. On Postgres without a synchronous standby: the earlier effect is from 1 s before a restart without a shutdown
 //!    began to 1 s after it had ended, and the later effect came after it began. The claim had not waited for the disk.
+//!    If connections were silent then, the earlier effect may come 3 s later: a handler waits so long for its write.
 //!
 //! A lost event under the on-arrival ledger is explained if a receiver was killed, or the store had a
 //! fault, between its first request and 1 s after the last acknowledgement of its first three copies. The
@@ -143,12 +144,16 @@ fn is_double_explained(row: Row, earlier: Effect, later: Effect, faults: &Faults
             && faults.store.iter().any(|fault| fault.0 == Kind::Failover && during(fault.1))
     };
     let restart_has_lost = || {
-        let during = |restart: Window| {
-            Window(restart.0.saturating_sub(1_000), restart.1.saturating_add(1_000))
-                .meets(Window(earlier.at, earlier.at))
+        let was_silent = |restart: Window| {
+            faults.store.iter().any(|of| of.0 == Kind::Silence && of.1.meets(restart))
         };
-        let lost =
-            |of: &(Kind, Window)| of.0 == Kind::Restart && during(of.1) && later.at >= of.1.0;
+        let lost = |(kind, restart): &(Kind, Window)| {
+            let late = if was_silent(*restart) { 4_000 } else { 1_000 };
+            let first = Window(restart.0.saturating_sub(1_000), restart.1.saturating_add(late));
+            matches!(kind, Kind::Restart | Kind::Backend)
+                && first.meets(Window(earlier.at, earlier.at))
+                && later.at >= restart.0
+        };
         row.store == StoreKind::Postgres && faults.store.iter().any(lost)
     };
     if row.ledger == LedgerKind::Transactional {

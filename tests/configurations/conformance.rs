@@ -11,7 +11,7 @@ use sqlx::{Connection, PgConnection, SqlitePool};
 use tempfile::TempDir;
 use tower_dedup::adapter::inspect::MaintenanceAdapter;
 use tower_dedup::adapter::{MemoryAdapter, PostgresAdapter, PostgresOptions, SqliteAdapter};
-use tower_dedup::conformance::{SharedStore, Store};
+use tower_dedup::conformance::{HandlerTransaction, SharedStore, Store, Transactional};
 use tower_dedup::internals::with_postgres_bounds;
 
 use super::adapters::{Memory, Postgres, Sqlite, connect_in, shift, url};
@@ -168,6 +168,12 @@ impl Store for Partitioned {
     like_the_inner_store!();
 }
 
+impl Transactional for Partitioned {
+    async fn transaction(&self) -> Box<dyn HandlerTransaction> {
+        self.0.transaction().await
+    }
+}
+
 impl SharedStore for Partitioned {
     const PROCESSES: usize = 8;
 
@@ -197,7 +203,7 @@ mod postgres_single {
 }
 
 mod postgres_partitioned {
-    tower_dedup::conformance_suite!(super::Partitioned: leases, stored_data, maintenance, inspection, processes);
+    tower_dedup::conformance_suite!(super::Partitioned: leases, stored_data, maintenance, inspection, completion, processes);
 }
 
 mod boxed {

@@ -7,7 +7,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::{Request, Response};
-use sqlx::PgPool;
 use sqlx::postgres::PgPoolOptions;
 use tokio::sync::Semaphore;
 use tower::{Layer, Service, ServiceExt};
@@ -15,16 +14,13 @@ use tower_dedup::adapter::PostgresAdapter;
 use tower_dedup::adapter::contract::{CallTerms, ClaimReply, DedupAdapter, Token};
 use tower_dedup::adapter::inspect::{ForgetReply, MaintenanceAdapter};
 use tower_dedup::ledger::Ledger;
-use tower_dedup::{DedupKey, DedupLayer, Delivery, OnInFlight, ResponseBody, StoreErrorKind};
+use tower_dedup::{DedupKey, DedupLayer, OnInFlight, StoreErrorKind};
 
 use crate::support::effects::{
-    AT_A_GATE, Database, MINUTE, answer, apart, commit_effect, effect, transactional,
-    until_acknowledged, write,
+    Database, MINUTE, answer, apart, commit_effect, transactional, until_acknowledged, write,
 };
 use crate::support::proxy::{Cut, Proxy, through, to_postgres};
-use crate::support::{
-    Body, FIRST, answered, by_header, dedup_key, polled, request, send, spawn_send,
-};
+use crate::support::{Body, FIRST, answered, by_header, dedup_key, polled, request, send};
 
 #[tokio::test]
 async fn request_dropped_at_any_poll_leaves_nothing_behind() {
@@ -111,19 +107,6 @@ async fn commit_after_the_timeout_is_found_by_the_retry() {
     database.until_no_transaction_is_open().await;
 }
 
-/// Returns a receiver whose handler thinks for up to this many milliseconds between its effect and its commit.
-fn pausing(pool: &PgPool, most: u64) -> impl Receiver + use<> {
-    let theirs = pool.clone();
-    transactional(pool).layer(tower::service_fn(move |request: Request<Body>| {
-        let pool = theirs.clone();
-        async move {
-            let thinks = tokio::time::sleep(Duration::from_millis(rand::random_range(0..=most)));
-            let event = request.extensions().get().unwrap();
-            Ok::<_, Infallible>(answer(commit_effect(&pool, event, thinks).await.is_ok()))
-        }
-    }))
-}
-
 /// The runtime ends at any moment of the delivery, and its task ends with it.
 #[test]
 fn runtime_that_ends_leaves_nothing_behind() {
@@ -142,7 +125,8 @@ fn runtime_that_ends_leaves_nothing_behind() {
             let runtime = builder.enable_all().build().unwrap();
             // The pool's tasks belong to the same runtime.
             let entered = runtime.enter();
-            let service = pausing(&database.pool(2), 2);
+            let pool = database.pool(2);
+            let service = transactional(&pool).layer(write(&pool));
             drop(entered);
             let event = request(&id);
             let delivery = runtime.spawn(async move { send(&service, event).await.status() });
@@ -201,49 +185,6 @@ async fn transaction_whose_connection_breaks_at_any_message_loses_and_doubles_no
     let (proxy, pool) = database.proxied(2).await;
     let service = transactional(&pool).layer(write(&pool));
     cut_at_every_message(&database, &proxy, &service, true).await;
-}
-
-/// The handler fails after its write.
-#[tokio::test]
-async fn rollback_whose_connection_breaks_at_any_message_keeps_nothing() {
-    let database = Database::fresh().await;
-    let (proxy, pool) = database.proxied(2).await;
-    let (theirs, commits) = (pool.clone(), write(&pool));
-    let service = transactional(&pool).layer(tower::service_fn(move |request: Request<Body>| {
-        let (pool, commits) = (theirs.clone(), commits.clone());
-        async move {
-            if !request.headers().contains_key("fails") {
-                return commits.oneshot(request).await;
-            }
-            let event: &Delivery = request.extensions().get().unwrap();
-            if let Ok(mut tx) = event.begin(&pool).await {
-                let _ = effect(&mut tx, event).await;
-                let _ = tx.rollback().await;
-            }
-            Ok(answer(false))
-        }
-    }));
-    until_acknowledged(&service, "the schema is there").await;
-    for cut in [Cut::Lost, Cut::Unanswered, Cut::Abandoned] {
-        for spared in 0.. {
-            assert!(spared < 100, "{cut:?} has no end");
-            let id = format!("{cut:?}-{spared}");
-            let mut event = request(&id);
-            event.headers_mut().insert("fails", "1".parse().unwrap());
-            proxy.set(spared, cut);
-            let answered = send(&service, event).await.status();
-            let is_sprung = proxy.sprung().is_some();
-            assert!(answered.is_server_error(), "{id}: {answered}");
-            assert_eq!(database.effects_and_key(&id).await, 0, "{id}");
-            until_acknowledged(&service, &id).await;
-            assert_eq!(database.effects_and_key(&id).await, 1, "{id}");
-            if !is_sprung {
-                assert!(spared > 5, "{spared} messages only");
-                break;
-            }
-        }
-    }
-    database.until_no_transaction_is_open().await;
 }
 
 /// No process dies, so under a lease no event runs twice either.
@@ -313,109 +254,6 @@ async fn cut_off_at_commit<L: Ledger>(layer: impl FnOnce(PostgresAdapter) -> Ded
     drop(gate);
     until_acknowledged(&service, "a").await;
     assert_eq!(database.effects.of("a").await, 1);
-}
-
-/// The delivery's session is terminated while the server executes the claim, the handler's write,
-/// the completion, or COMMIT.
-#[tokio::test]
-async fn session_terminated_at_any_statement_loses_and_doubles_nothing() {
-    let database = Database::fresh().await;
-    let pool = database.pool(3);
-    let service = transactional(&pool).store_timeout(Duration::from_secs(3)).layer(write(&pool));
-    send(&service, request("the schema is there")).await;
-    for at in [
-        "BEFORE INSERT ON webhook_deliveries",
-        "BEFORE INSERT ON effects",
-        "BEFORE UPDATE ON webhook_deliveries",
-        "COMMIT AFTER INSERT ON effects",
-    ] {
-        let gate = database.gate(at).await;
-        let delivery = spawn_send(&service, request(at));
-        database.until_sessions(AT_A_GATE, 1).await;
-        assert_eq!(database.terminate(AT_A_GATE).await, 1);
-        let answered = delivery.await.unwrap();
-        assert!(answered.is_server_error(), "{at}: {answered}");
-        assert_eq!(database.effects_and_key(at).await, 0, "{at}");
-        drop(gate);
-        until_acknowledged(&service, at).await;
-        assert_eq!(database.effects_and_key(at).await, 1, "{at}");
-        database.until_no_transaction_is_open().await;
-    }
-}
-
-/// A deduplicated service.
-trait Receiver:
-    Service<
-        Request<Body>,
-        Response = Response<ResponseBody<Body>>,
-        Error = Infallible,
-        Future: Send,
-    > + Clone
-    + Send
-    + Sync
-    + 'static
-{
-}
-
-impl<S> Receiver for S where
-    S: Service<
-            Request<Body>,
-            Response = Response<ResponseBody<Body>>,
-            Error = Infallible,
-            Future: Send,
-        > + Clone
-        + Send
-        + Sync
-        + 'static
-{
-}
-
-/// Terminates all sessions again and again, under load. Two layers stand for two processes.
-async fn storm_with_terminations(database: &Database, services: [impl Receiver; 2]) {
-    until_acknowledged(&services[0], "warm").await;
-    let deliveries: Vec<_> = (0..240)
-        .map(|copy| {
-            let (service, id) = (services[copy % 2].clone(), (copy / 4).to_string());
-            tokio::spawn(async move {
-                tokio::time::sleep(Duration::from_millis(rand::random_range(0..2_000))).await;
-                until_acknowledged(&service, &id).await;
-            })
-        })
-        .collect();
-    // A fixed number of rounds ends also if no delivery ends between two terminations.
-    let mut terminated = 0;
-    for _ in 0..50 {
-        tokio::time::sleep(Duration::from_millis(rand::random_range(5..60))).await;
-        // Nobody opens a session any more.
-        if deliveries.iter().all(tokio::task::JoinHandle::is_finished) {
-            break;
-        }
-        terminated += database.terminate("true").await;
-    }
-    for delivery in deliveries {
-        delivery.await.unwrap();
-    }
-    assert!(terminated > 20, "{terminated} sessions are too few to show anything");
-    let ids = (0..60).map(|event| event.to_string());
-    database.effects.assert_once(ids.chain(["warm".to_owned()])).await;
-    database.until_no_transaction_is_open().await;
-}
-
-#[tokio::test]
-async fn transactions_terminated_under_load_lose_and_double_nothing() {
-    let database = Database::fresh().await;
-    let services = [(); 2].map(|()| pausing(&database.pool(4), 20));
-    storm_with_terminations(&database, services).await;
-}
-
-#[tokio::test]
-async fn leases_terminated_under_load_lose_and_double_nothing() {
-    let database = Database::fresh().await;
-    let services = [(); 2].map(|()| {
-        let adapter = PostgresAdapter::new(database.pool(4));
-        DedupLayer::new(by_header(), adapter).layer(apart(&database))
-    });
-    storm_with_terminations(&database, services).await;
 }
 
 /// A repetition would delete the row of the later delivery, and the next delivery of its event would run.

@@ -5,7 +5,7 @@
 use std::convert::Infallible;
 use std::future::Future;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
@@ -19,9 +19,7 @@ use tower_dedup::adapter::{PostgresAdapter, PostgresOptions};
 use tower_dedup::ledger::Transactional;
 use tower_dedup::{DedupHandle, DedupLayer, Delivery, OnInFlight};
 
-use crate::support::effects::{
-    Boxed, Database, MINUTE, answer, apart, effect, until_acknowledged, write,
-};
+use crate::support::effects::{Boxed, Database, MINUTE, answer, apart, until_acknowledged, write};
 use crate::support::proxy::{Cut, through, to_postgres};
 use crate::support::{Body, Handler, by_header, dedup_key, request, send};
 
@@ -77,16 +75,6 @@ pub(super) fn lease(_: &PgPool, adapter: PostgresAdapter, handler: Boxed) -> (De
     (layer.handle(), boxed(layer.layer(handler)))
 }
 
-/// A statement is abandoned at its own timeout, and not because its delivery ends.
-pub(super) fn patient_lease(
-    _: &PgPool,
-    adapter: PostgresAdapter,
-    handler: Boxed,
-) -> (DedupHandle, Boxed) {
-    let layer = under_lease(adapter).store_timeout(2 * STATEMENT_TIMEOUT);
-    (layer.handle(), boxed(layer.layer(handler)))
-}
-
 /// The handler fails the first time, so that its key is released.
 fn failing_lease(_: &PgPool, adapter: PostgresAdapter, handler: Boxed) -> (DedupHandle, Boxed) {
     let layer = under_lease(adapter);
@@ -139,27 +127,6 @@ pub(super) fn in_a_transaction(
     let handler = tower::service_fn(move |request: Request<Body>| {
         let written = tokio::time::timeout(STORE_TIMEOUT, handler.clone().oneshot(request));
         async move { written.await.unwrap_or_else(|_| Ok(answer(false))) }
-    });
-    (layer.handle(), boxed(layer.layer(handler)))
-}
-
-/// The same, but the first run fails after its write.
-fn rolled_back(pool: &PgPool, adapter: PostgresAdapter, _: Boxed) -> (DedupHandle, Boxed) {
-    let (layer, pool) = (transactional(adapter), pool.clone());
-    let failed = Arc::new(AtomicBool::new(false));
-    let handler = tower::service_fn(move |request: Request<Body>| {
-        let (failed, pool) = (Arc::clone(&failed), pool.clone());
-        async move {
-            let event: &Delivery = request.extensions().get().unwrap();
-            let fails = event.id() != WARM && !failed.swap(true, Ordering::SeqCst);
-            let written = async {
-                let mut tx = event.begin(&pool).await?;
-                effect(&mut tx, event).await?;
-                if fails { tx.rollback().await } else { tx.commit().await }
-            };
-            let written = tokio::time::timeout(STORE_TIMEOUT, written).await;
-            Ok::<_, Infallible>(answer(!fails && matches!(written, Ok(Ok(())))))
-        }
     });
     (layer.handle(), boxed(layer.layer(handler)))
 }
@@ -284,11 +251,6 @@ async fn transaction_over_a_silent_connection_loses_and_doubles_nothing() {
     silent_at_every_message(in_a_transaction, false, 10).await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn rollback_over_a_silent_connection_frees_the_key() {
-    silent_at_every_message(rolled_back, false, 10).await;
-}
-
 /// All connections fall silent at once while 200 deliveries run.
 async fn all_silent_under_load(build: Build, is_alone: bool) {
     let database = Database::fresh().await;
@@ -354,31 +316,6 @@ async fn transactions_recover_when_all_connections_fall_silent_under_load() {
     all_silent_under_load(in_a_transaction, false).await;
 }
 
-/// A service without traffic: no call runs when its idle connections fall silent.
-#[tokio::test]
-async fn idle_connections_that_fall_silent_cost_few_deliveries() {
-    let database = Database::fresh().await;
-    for build in [lease as Build, on_arrival] {
-        let (proxy, pool) = database.proxied(10).await;
-        let adapter = adapter(&pool);
-        adapter.migrate().await.unwrap();
-        let (_, service) = build(&pool, adapter, sound(&database));
-        let crowd = (0..20).map(|number| {
-            let service = service.clone();
-            async move { until_acknowledged(&service, &format!("crowd-{number}")).await }
-        });
-        join_all(crowd).await;
-        proxy.silence();
-        let mut failed = 0;
-        for number in 0..10 {
-            let id = format!("after-{number}");
-            failed += u32::from(send(&service, request(&id)).await.status() != 200);
-        }
-        assert!(failed <= 3, "{failed} of 10 failed");
-        database.run("TRUNCATE effects, webhook_deliveries").await;
-    }
-}
-
 /// Another process of the service, with the default timeouts, is without a store for a short time only.
 #[tokio::test]
 async fn service_recovers_within_4_s_after_all_connections_have_fallen_silent() {
@@ -409,31 +346,6 @@ async fn service_recovers_within_4_s_after_all_connections_have_fallen_silent() 
         assert!(start.elapsed() < SOON, "acknowledged after {:?}", start.elapsed());
         during.await.unwrap();
     }
-}
-
-/// Calls do not wait for earlier statements. Those are on silent connections and may each take a
-/// minute.
-#[tokio::test]
-async fn calls_behind_a_silent_worker_go_out_on_another() {
-    let database = Database::fresh().await;
-    let proxy = to_postgres(&database.options()).await;
-    let pool = database.pool_with(2, through(proxy.port(), database.options()));
-    let patient = adapter_with(&pool, MINUTE);
-    // A first batch that makes the table is late, and opens more workers.
-    patient.migrate().await.unwrap();
-    let (_, service) = lease(&pool, patient, sound(&database));
-    let crowd = (0..200).map(|number| {
-        let service = service.clone();
-        async move { until_acknowledged(&service, &format!("crowd-{number}")).await }
-    });
-    join_all(crowd).await;
-    proxy.silence();
-    let start = Instant::now();
-    // The events differ, because a call waits for a call with the same key that is being sent.
-    while send(&service, request(&format!("{:?}", start.elapsed()))).await.status() != 200 {
-        assert!(start.elapsed() < MINUTE / 2, "no call gets through");
-    }
-    assert_eq!(send(&service, request("after")).await.status(), 200);
 }
 
 /// The lease is renewed over a fresh connection, so that no other process takes the event over.

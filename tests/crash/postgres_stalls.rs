@@ -10,8 +10,7 @@ use tower_dedup::adapter::contract::{CallTerms, DedupAdapter, Token};
 use tower_dedup::adapter::inspect::MaintenanceAdapter;
 
 use super::postgres_silence::{
-    Build, IN_TIME, STATEMENT_TIMEOUT, WARM, adapter, in_a_transaction, lease, on_arrival,
-    patient_lease, sound, until,
+    Build, IN_TIME, STATEMENT_TIMEOUT, WARM, adapter, lease, on_arrival, sound, until,
 };
 use crate::support::effects::{Database, MINUTE, until_acknowledged};
 use crate::support::{FIRST, dedup_key, request, send};
@@ -74,7 +73,7 @@ async fn keys_that_are_forgotten_pile_up_no_sessions() {
     let database = Database::fresh().await;
     let adapter = adapter(&database.pool_set(1, KEEPS_SESSIONS));
     let claim = async |number: usize| {
-        let terms = CallTerms::on_claim(rand_token(), MINUTE);
+        let terms = CallTerms::on_claim(Token::random(), MINUTE);
         adapter.claim(&dedup_key(&number.to_string()), &terms).await.unwrap();
     };
     join_all((0..100).map(claim)).await;
@@ -107,7 +106,7 @@ async fn abandoned_statement_leaves_the_server_while_the_table_is_locked() {
     let database = Database::fresh().await;
     let adapter = adapter(&database.pool(4));
     let claim = async |id| {
-        let terms = CallTerms::on_claim(rand_token(), MINUTE);
+        let terms = CallTerms::on_claim(Token::random(), MINUTE);
         adapter.claim(&dedup_key(id), &terms).await
     };
     claim(WARM).await.unwrap();
@@ -146,46 +145,6 @@ async fn open_migration_piles_up_no_sessions() {
     assert_eq!(database.effects.of("after").await, 1);
 }
 
-/// COMMIT stalls, as with an absent standby or a hanging disk. The adapter opens no further sessions beside
-/// those of the pool and of the workers.
-async fn stalled_commits(build: Build, table: &str, sessions: i64) {
-    let database = Database::fresh().await;
-    let pool = database.pool(3);
-    let (_, service) = build(&pool, adapter(&pool), sound(&database));
-    until_acknowledged(&service, WARM).await;
-    let gate = database.gate(&format!("COMMIT AFTER INSERT ON {table}")).await;
-    let (start, mut most, mut sent) = (Instant::now(), 0, 0);
-    while start.elapsed() < 8 * STATEMENT_TIMEOUT {
-        let crowd = (sent..sent + 3).map(|number| {
-            let service = service.clone();
-            async move { send(&service, request(&format!("event-{number}"))).await.status() }
-        });
-        for answered in join_all(crowd).await {
-            assert!(answered.is_server_error(), "{answered}");
-        }
-        sent += 3;
-        most = most.max(database.sessions("true").await);
-    }
-    assert!(most <= sessions, "{most} sessions");
-    drop(gate);
-    for number in 0..sent {
-        until_acknowledged(&service, &format!("event-{number}")).await;
-    }
-    let ids = (0..sent).map(|number| format!("event-{number}"));
-    database.effects.assert_once(ids.chain([WARM.to_owned()])).await;
-    database.until_no_transaction_is_open().await;
-}
-
-#[tokio::test]
-async fn stalled_commits_pile_up_no_sessions() {
-    stalled_commits(in_a_transaction, "effects", 3 + 2 + 3).await;
-}
-
-#[tokio::test]
-async fn stalled_claims_pile_up_no_sessions() {
-    stalled_commits(patient_lease, "webhook_deliveries", 3 + 4).await;
-}
-
 /// The COMMIT of the claim stalls for longer than its statement may take. No other session sees the
 /// row yet. If the adapter took the row for absent, the event would be lost when the row appears.
 #[tokio::test]
@@ -194,7 +153,7 @@ async fn on_arrival_claim_that_waits_in_its_commit_is_not_reported_absent() {
     let adapter = adapter(&database.pool(3));
     adapter.migrate().await.unwrap();
     let gate = database.gate("COMMIT AFTER INSERT ON webhook_deliveries").await;
-    let (keys, mine) = (dedup_key("a"), CallTerms::on_claim(rand_token(), MINUTE));
+    let (keys, mine) = (dedup_key("a"), CallTerms::on_claim(Token::random(), MINUTE));
     let recorded = timeout(2 * STATEMENT_TIMEOUT, adapter.claim(&keys, &mine));
     assert!(!matches!(recorded.await, Ok(Ok(_))), "the record cannot have ended");
     let start = Instant::now();
@@ -207,10 +166,6 @@ async fn on_arrival_claim_that_waits_in_its_commit_is_not_reported_absent() {
     // The row appears when the COMMIT of the claim ends.
     until(async || adapter.release(&keys, &mine).await.is_ok()).await;
     assert_eq!(adapter.claim(&keys, &mine).await.unwrap(), FIRST);
-}
-
-fn rand_token() -> Token {
-    rand::random::<[u8; 16]>().into()
 }
 
 /// A pool that shares the permits of a smaller parent has no more workers than it has connections.

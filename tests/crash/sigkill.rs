@@ -1,5 +1,4 @@
-//! Processes that are killed with SIGKILL while their handlers run, on SQLite and on Redis: no event is
-//! lost.
+//! Processes that are killed with SIGKILL while their handlers run, on SQLite. The soak does it under load, on every store.
 //!
 //! The processes are this test binary, started again with a folder in its environment. Each process
 //! is a receiver on a port of its own; its handler's effect is one line in a file.
@@ -15,21 +14,17 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::routing::post;
 use axum::{Extension, Router};
-use futures_util::future::join_all;
 use sqlx::SqlitePool;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
-use tower_dedup::adapter::{RedisAdapter, SqliteAdapter};
+use tower_dedup::adapter::SqliteAdapter;
 use tower_dedup::{CommitError, DedupLayer, Delivery};
 
-use crate::support::redis::Server;
 use crate::support::{by_header, sqlite_url};
 
 const DIR: &str = "TOWER_DEDUP_TEST_CRASH_DIR";
-/// The name of the ledger. The default is the lease.
+/// The name of the ledger.
 const LEDGER: &str = "TOWER_DEDUP_TEST_CRASH_LEDGER";
-/// The URL of a Redis server that holds the keys. The default is a SQLite file in the folder.
-const REDIS: &str = "TOWER_DEDUP_TEST_CRASH_REDIS";
 const LEASE: Duration = Duration::from_millis(700);
 const MARK: &str = "receiver-listens-at:";
 
@@ -42,31 +37,21 @@ fn receiver() {
 }
 
 async fn serve(dir: PathBuf) {
+    let adapter = SqliteAdapter::connect(&sqlite_url(&dir)).await.unwrap();
     let route = Router::new().route("/hook", post(handle));
-    let route = match std::env::var(REDIS) {
-        Ok(url) => {
-            let adapter = RedisAdapter::connect(&url).await.unwrap();
-            route.layer(DedupLayer::new(by_header(), adapter).lease(LEASE))
+    let route = match std::env::var(LEDGER).as_deref() {
+        Ok("arrival") => route.layer(DedupLayer::on_arrival(by_header(), adapter)),
+        Ok("transactional") => {
+            let pool = SqlitePool::connect(&sqlite_url(&dir)).await.unwrap();
+            let written = Router::new().route("/hook", post(write)).layer(Extension(pool));
+            written.layer(DedupLayer::transactional(by_header(), adapter).lease(LEASE))
         }
-        Err(_) => on_sqlite(&dir, route).await,
+        _ => route.layer(DedupLayer::new(by_header(), adapter).lease(LEASE)),
     };
     let app = route.with_state(Arc::new(dir));
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     println!("\n{MARK}{}", listener.local_addr().unwrap());
     axum::serve(listener, app).await.unwrap();
-}
-
-async fn on_sqlite(dir: &Path, route: Router<Arc<PathBuf>>) -> Router<Arc<PathBuf>> {
-    let adapter = SqliteAdapter::connect(&sqlite_url(dir)).await.unwrap();
-    match std::env::var(LEDGER).as_deref() {
-        Ok("arrival") => route.layer(DedupLayer::on_arrival(by_header(), adapter)),
-        Ok("transactional") => {
-            let pool = SqlitePool::connect(&sqlite_url(dir)).await.unwrap();
-            let written = Router::new().route("/hook", post(write)).layer(Extension(pool));
-            written.layer(DedupLayer::transactional(by_header(), adapter).lease(LEASE))
-        }
-        _ => route.layer(DedupLayer::new(by_header(), adapter).lease(LEASE)),
-    }
 }
 
 /// Writes the effect, waits so that the process may die, then succeeds.
@@ -99,14 +84,10 @@ async fn write(
 }
 
 async fn start(dir: &Path, ledger: &str) -> (Child, String) {
-    spawn(dir, &[(LEDGER, ledger)]).await
-}
-
-async fn spawn(dir: &Path, settings: &[(&str, &str)]) -> (Child, String) {
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args(["sigkill::receiver", "--exact", "--nocapture"])
         .env(DIR, dir)
-        .envs(settings.iter().copied())
+        .env(LEDGER, ledger)
         .stdout(Stdio::piped())
         .kill_on_drop(true)
         .spawn()
@@ -154,18 +135,13 @@ async fn lease_retry_after_a_sigkill_runs_as_a_takeover() {
     taken_over_after_a_sigkill("lease", tempfile::tempdir().unwrap().path()).await;
 }
 
-/// Creates the table of the effects in transactions.
-async fn with_written(dir: &Path) -> SqlitePool {
-    let file = SqlitePool::connect(&format!("{}?mode=rwc", sqlite_url(dir))).await.unwrap();
-    sqlx::query("CREATE TABLE written (id TEXT)").execute(&file).await.unwrap();
-    file
-}
-
 /// The killed process has completed its event, and has not committed.
 #[tokio::test]
 async fn transaction_of_a_killed_process_leaves_nothing_behind() {
     let dir = tempfile::tempdir().unwrap();
-    let file = with_written(dir.path()).await;
+    let url = format!("{}?mode=rwc", sqlite_url(dir.path()));
+    let file = SqlitePool::connect(&url).await.unwrap();
+    sqlx::query("CREATE TABLE written (id TEXT)").execute(&file).await.unwrap();
     taken_over_after_a_sigkill("transactional", dir.path()).await;
     let written = sqlx::query_scalar("SELECT count(*) FROM written");
     assert_eq!(written.fetch_one(&file).await.ok(), Some(1_i64));
@@ -204,98 +180,4 @@ async fn on_arrival_sigkill_in_the_handler_loses_the_event() {
     let (_second, url) = start(dir.path(), "arrival").await;
     assert_eq!(deliver(&client, &url, "a", 0).await, Some(200));
     assert_eq!(effects(dir.path()).len(), 1, "the retry is a duplicate of a run that never ended");
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn lease_under_load_and_sigkill_loses_no_event() {
-    loses_no_event(2, &[]).await;
-}
-
-/// The transaction of a killed process is rolled back. Of two runs of an event, one commits.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn transactional_under_load_and_sigkill_loses_and_doubles_no_effect() {
-    let dir = tempfile::tempdir().unwrap();
-    let pool = with_written(dir.path()).await;
-    until_acknowledged(dir.path(), 2, &[(LEDGER, "transactional")]).await;
-    let written = "SELECT count(*), count(DISTINCT id) FROM written";
-    let counts: (i64, i64) = sqlx::query_as(written).fetch_one(&pool).await.unwrap();
-    assert_eq!(counts, (150, 150));
-    assert!(effects(dir.path()).iter().any(|(.., takeover)| *takeover), "no process died in a run");
-}
-
-const EVENTS: usize = 150;
-const KILLS: usize = 6;
-
-/// Receivers share one store, and one of them is killed repeatedly under load. The sender retries
-/// until every event is acknowledged.
-async fn until_acknowledged(dir: &Path, receivers: usize, settings: &[(&str, &str)]) {
-    let client = reqwest::Client::builder().timeout(Duration::from_secs(10)).build().unwrap();
-    let all = join_all((0..receivers).map(|_| spawn(dir, settings))).await;
-    let (mut children, urls): (Vec<_>, Vec<_>) = all.into_iter().unzip();
-    let urls = Arc::new(std::sync::Mutex::new(urls));
-    let senders = (0..12).map(|sender| {
-        let (client, urls) = (client.clone(), Arc::clone(&urls));
-        tokio::spawn(async move {
-            let mut tries = 0;
-            // Every event has two senders, which race.
-            for event in (sender / 2..EVENTS).step_by(6) {
-                loop {
-                    tries += 1;
-                    let url = urls.lock().unwrap()[tries % receivers].clone();
-                    let id = format!("event-{event}");
-                    if deliver(&client, &url, &id, 30).await == Some(200) {
-                        break;
-                    }
-                    tokio::time::sleep(Duration::from_millis(20)).await;
-                }
-            }
-        })
-    });
-    let senders: Vec<_> = senders.collect();
-    for kill in 0..KILLS {
-        // On a busy machine, a new process has its first requests later.
-        let before = effects(dir).len();
-        for _ in 0..200 {
-            if effects(dir).len() >= before + 2 * receivers {
-                break;
-            }
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-        tokio::time::sleep(Duration::from_millis(35 * kill as u64)).await;
-        children[0].kill().await.unwrap();
-        let (child, url) = spawn(dir, settings).await;
-        children[0] = child;
-        urls.lock().unwrap()[0] = url;
-    }
-    for sender in senders {
-        tokio::time::timeout(Duration::from_secs(120), sender).await.expect("in time").unwrap();
-    }
-}
-
-/// No event is lost. An event runs twice only if a process died.
-async fn loses_no_event(receivers: usize, settings: &[(&str, &str)]) {
-    let dir = tempfile::tempdir().unwrap();
-    until_acknowledged(dir.path(), receivers, settings).await;
-    let effects = effects(dir.path());
-    let mut doubled = 0;
-    for event in 0..EVENTS {
-        let id = format!("event-{event}");
-        let runs: Vec<_> = effects.iter().filter(|(run, ..)| *run == id).collect();
-        assert!(!runs.is_empty(), "{id} is lost");
-        for (place, (_, attempt, takeover)) in runs.iter().enumerate() {
-            // Every further run follows a death, and is a takeover. A first run may be a takeover
-            // as well: of a process that died between its claim and its effect.
-            assert!(place == 0 || *takeover, "{runs:?}");
-            assert_eq!(*takeover, *attempt > 1, "{runs:?}");
-        }
-        doubled += runs.len() - 1;
-    }
-    assert!(doubled <= KILLS * 12, "{doubled} runs were repeated by {KILLS} deaths");
-}
-
-/// The same on Redis.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn redis_lease_under_load_and_sigkill_loses_no_event() {
-    let server = Server::start();
-    loses_no_event(4, &[(REDIS, &server.url())]).await;
 }

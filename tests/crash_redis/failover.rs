@@ -30,6 +30,8 @@ pub(super) trait Primaries: Sync {
     /// Starts a killed primary as a replica of its successor. Waits until it follows, and until the failover
     /// has ended everywhere: the next one may not begin before.
     fn restart(&self, number: usize) -> impl Future<Output = ()> + Send;
+    /// Waits until all servers follow one primary, or one of each slot.
+    fn settle(&self) -> impl Future<Output = ()> + Send;
 }
 
 impl Primaries for SentinelSet {
@@ -56,6 +58,10 @@ impl Primaries for SentinelSet {
 
     async fn restart(&self, number: usize) {
         self.restart_as_replica(number).await;
+    }
+
+    async fn settle(&self) {
+        self.settled(2).await;
     }
 }
 
@@ -92,6 +98,10 @@ impl Primaries for Cluster {
 
     async fn restart(&self, number: usize) {
         self.nodes()[number].start_again();
+        self.settled().await;
+    }
+
+    async fn settle(&self) {
         self.settled().await;
     }
 }

@@ -14,7 +14,7 @@ use tokio::task::JoinHandle;
 use tower::Layer;
 use tower::util::BoxCloneSyncService;
 use tower_dedup::adapter::RedisAdapter;
-use tower_dedup::{DedupHandle, DedupLayer, Delivery, ResponseBody};
+use tower_dedup::{DedupLayer, Delivery, ResponseBody};
 use tracing_subscriber::Layer as _;
 use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::layer::SubscriberExt;
@@ -78,7 +78,6 @@ pub(super) struct Load {
     slot: Option<u16>,
     pub(super) adapters: Vec<RedisAdapter>,
     services: Vec<Service>,
-    handles: Vec<DedupHandle>,
     runs: Arc<Runs>,
     sent: AtomicUsize,
     acknowledged: AtomicUsize,
@@ -118,15 +117,14 @@ impl Load {
     ) -> Arc<Self> {
         LazyLock::force(&LOG);
         let runs: Arc<Runs> = Arc::default();
-        let (services, handles) =
-            adapters.iter().map(|adapter| service(kind, adapter.clone(), &runs)).unzip();
+        let services =
+            adapters.iter().map(|adapter| service(kind, adapter.clone(), &runs)).collect();
         let load = Arc::new(Self {
             tag: format!("{kind:?}-{:08x}", rand::random::<u32>()),
             slot,
             kind,
             adapters,
             services,
-            handles,
             runs,
             sent: AtomicUsize::new(0),
             acknowledged: AtomicUsize::new(0),
@@ -245,23 +243,13 @@ impl Load {
         println!("{:?}: {sent} events, slowest {slowest:?}, {verdict:?}", self.kind);
         verdict
     }
-
-    /// Waits until no write continues in the background. On arrival a release continues for 20 s if
-    /// the store does not hold its claim; that is nothing to wait for.
-    pub(super) async fn settle(&self) {
-        for handle in self.handles.iter().filter(|_| self.kind == LedgerKind::Lease) {
-            let drained = tokio::time::timeout(FOR_EVER, handle.drain()).await;
-            assert!(drained.is_ok(), "{} writes hang", handle.pending_writes());
-            assert_eq!((handle.running(), handle.pending_writes()), (0, 0));
-        }
-    }
 }
 
 pub(super) async fn pause(most: u64) {
     tokio::time::sleep(Duration::from_millis(rand::random_range(0..=most))).await;
 }
 
-fn service(kind: LedgerKind, adapter: RedisAdapter, runs: &Arc<Runs>) -> (Service, DedupHandle) {
+fn service(kind: LedgerKind, adapter: RedisAdapter, runs: &Arc<Runs>) -> Service {
     let runs = Arc::clone(runs);
     let handler = tower::service_fn(move |request: Request<Body>| {
         let runs = Arc::clone(&runs);
@@ -277,12 +265,10 @@ fn service(kind: LedgerKind, adapter: RedisAdapter, runs: &Arc<Runs>) -> (Servic
     });
     match kind {
         LedgerKind::Lease => {
-            let layer = DedupLayer::new(by_header(), adapter).lease(LEASE);
-            (Service::new(layer.layer(handler)), layer.handle())
+            Service::new(DedupLayer::new(by_header(), adapter).lease(LEASE).layer(handler))
         }
         LedgerKind::OnArrival => {
-            let layer = DedupLayer::on_arrival(by_header(), adapter);
-            (Service::new(layer.layer(handler)), layer.handle())
+            Service::new(DedupLayer::on_arrival(by_header(), adapter).layer(handler))
         }
     }
 }

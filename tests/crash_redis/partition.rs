@@ -1,34 +1,44 @@
 //! Primaries that fall silent or are cut from the other servers, and come back: two servers take
 //! themselves for the primary for a while. And slots that move under load.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use redis::Connection;
+use tower_dedup::StoreErrorKind;
+use tower_dedup::adapter::RedisAdapter;
 use tower_dedup::adapter::contract::DedupAdapter;
 
 use super::failover::{
     Primaries, adapters, adapters_with, durable, end, end_with_failovers, go_on, loads, recover,
 };
 use super::load::{LedgerKind, Load, RECOVERED, suspicions, until_suspected};
-use super::server::assert_fails_in_time;
 use crate::support::redis::{Cluster, SentinelSet};
 use crate::support::{FIRST, dedup_key, on_claim, terms, until};
 
-/// The primary stops, is replaced, and goes on as if nothing had happened.
-#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn sentinel_silent_primary_is_replaced_and_loses_no_event() {
-    let set = SentinelSet::start();
-    let loads = loads(&set.url()).await;
+/// Asserts that a call ends by itself, although the server is silent.
+async fn assert_fails_in_time(adapter: &RedisAdapter, id: &str) {
+    let start = Instant::now();
+    let claim = adapter.claim(&dedup_key(id), &terms()).await;
+    let took = start.elapsed();
+    let kind = claim.unwrap_err().kind();
+    assert!(matches!(kind, StoreErrorKind::Timeout | StoreErrorKind::Unavailable), "{kind:?}");
+    assert!(took < Duration::from_secs(5), "the call ended after {took:?}");
+}
+
+/// The primary stops, is replaced, and goes on as if nothing had happened. While it is silent, the nodes of a cluster cannot
+/// agree: the load shows when it is replaced.
+async fn silent(primaries: &impl Primaries) {
+    let loads = loads(&primaries.url()).await;
     go_on(&loads).await;
-    let (primary, before) = (set.primary().unwrap(), suspicions(&set.addresses()));
-    set.servers()[primary].stop();
-    assert_fails_in_time(&loads[0].adapters[0], "silent").await;
-    set.failover_from(primary).await;
+    let (primary, _) = primaries.primary(0);
+    let before = suspicions(&primaries.addresses());
+    primaries.servers()[primary].stop();
+    assert_fails_in_time(&loads[0].adapters[0], &Cluster::id_in_slot("dedup", "silent", 0)).await;
     let took = recover(&loads).await;
     println!("recovered after {took:?}");
-    until_suspected(&set.addresses(), before).await;
-    set.servers()[primary].cont();
-    set.settled(2).await;
+    until_suspected(&primaries.addresses(), before).await;
+    primaries.servers()[primary].cont();
+    primaries.settle().await;
     go_on(&loads).await;
     for verdict in end_with_failovers(&loads).await {
         assert!(verdict.answers.contains_key("503 unavailable"), "{verdict:#?}");
@@ -36,24 +46,13 @@ async fn sentinel_silent_primary_is_replaced_and_loses_no_event() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn sentinel_silent_primary_is_replaced_and_loses_no_event() {
+    silent(&SentinelSet::start()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn cluster_silent_primary_is_replaced_and_loses_no_event() {
-    let cluster = Cluster::start();
-    let loads = loads(&cluster.url()).await;
-    go_on(&loads).await;
-    let key = "dedup:test:silent";
-    let (primary, before) = (cluster.primary_of(key).await, suspicions(&cluster.addresses()));
-    cluster.nodes()[primary].stop();
-    assert_fails_in_time(&loads[0].adapters[0], "silent").await;
-    // The nodes cannot agree while one of them is silent: the load shows when it is replaced.
-    let took = recover(&loads).await;
-    println!("recovered after {took:?}");
-    until_suspected(&cluster.addresses(), before).await;
-    cluster.nodes()[primary].cont();
-    cluster.settled().await;
-    go_on(&loads).await;
-    for verdict in end_with_failovers(&loads).await {
-        assert!(verdict.answers.contains_key("503 unavailable"), "{verdict:#?}");
-    }
+    silent(&Cluster::start()).await;
 }
 
 /// The primary is cut from its replicas and from the Sentinels. Clients still reach it, and it

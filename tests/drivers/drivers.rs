@@ -9,7 +9,6 @@ mod rusqlite;
 mod sea_orm;
 mod tokio_postgres;
 
-use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -278,60 +277,5 @@ async fn completion_outside_of_the_transaction_is_refused_on_postgres() {
         assert_eq!(place.state("a").await, Some(KeyState::Released), "{name}");
         assert_eq!(send(&app, "a", "pay").await, (200, None), "{name}");
         assert_eq!(place.paid().await, ["a"], "{name}");
-    }
-}
-
-const CHILD: &str = "TOWER_DEDUP_DRIVER";
-
-/// A process dies by SIGKILL while it pays, over and over. Its event is paid once.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn killed_process_pays_once() {
-    if let Ok(child) = std::env::var(CHILD) {
-        let [name, url] = child.split_once(' ').map(|(name, url)| [name, url]).unwrap();
-        return pay_until_killed(name, url).await;
-    }
-    for name in POSTGRES.into_iter().chain(SQLITE) {
-        let place = Place::of(name).await;
-        let app = place.app(Driver::connect(name, &place.url()).await, &World::default());
-        assert_eq!(send(&app, "ready", "pay").await, (200, None), "{name}");
-        for kill in 0..4 {
-            let mut child = Command::new(std::env::current_exe().unwrap())
-                .args(["--exact", "killed_process_pays_once"])
-                .env(CHILD, format!("{name} {}", place.url()))
-                .stdout(Stdio::null())
-                .stderr(Stdio::null())
-                .spawn()
-                .unwrap();
-            let before = place.paid().await.len();
-            while place.paid().await.len() < before + 3 {
-                tokio::time::sleep(Duration::from_millis(5)).await;
-            }
-            tokio::time::sleep(Duration::from_millis(kill)).await;
-            child.kill().unwrap();
-            child.wait().unwrap();
-        }
-        // What is complete is paid, what is paid is complete, and each once.
-        place.lapse().await;
-        let mut paid = place.paid().await;
-        let runs = paid.len();
-        paid.dedup();
-        assert_eq!(paid.len(), runs, "{name}: no event is paid twice");
-        for id in &paid {
-            assert_eq!(place.state(id).await, Some(KeyState::Complete), "{name}: {id}");
-            assert_eq!(send(&app, id, "pay").await, duplicate(), "{name}: {id}");
-        }
-    }
-}
-
-async fn pay_until_killed(name: &str, url: &str) {
-    let driver = Driver::connect(name, url).await;
-    let world = World::default();
-    let app = if SQLITE.contains(&name) {
-        app(SqliteAdapter::new(lite(url).await), driver, &world)
-    } else {
-        app(PostgresAdapter::new(PgPool::connect(url).await.unwrap()), driver, &world)
-    };
-    for _ in 0..100_000 {
-        send(&app, &rand::random::<u64>().to_string(), "pay").await;
     }
 }

@@ -3,18 +3,15 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use futures_util::future::join_all;
 use redis::ConnectionAddr;
-use redis::cluster::ClusterClientBuilder;
 use redis::sentinel::{SentinelClientBuilder, SentinelServerType};
 use tower_dedup::StoreErrorKind;
-use tower_dedup::adapter::contract::{ClaimReply, DedupAdapter};
-use tower_dedup::adapter::inspect::MaintenanceAdapter;
+use tower_dedup::adapter::contract::ClaimReply;
 use tower_dedup::adapter::{RedisAdapter, RedisOptions};
 
 use super::redis_calls::{attempt, claim, config_error, connect, options};
 use crate::support::redis::{Cluster, SentinelSet, Server, fresh_prefix, keys_of, wait_until};
-use crate::support::{dedup_key, on_claim, terms};
+use crate::support::terms;
 
 const BOUND: Duration = Duration::from_secs(20);
 
@@ -33,22 +30,6 @@ async fn claim_again(adapter: &RedisAdapter, id: &str) {
         assert!(call.elapsed() < Duration::from_secs(3), "{:?}", call.elapsed());
         assert!(begun.elapsed() < BOUND, "no recovery");
     }
-}
-
-#[tokio::test]
-async fn calls_reach_the_new_master_after_sentinel_has_chosen_it() {
-    let set = SentinelSet::start();
-    let adapter = connect(&set.url()).await;
-    assert_eq!(attempt(claim(&adapter, "a", &terms()).await), 1);
-    set.kill_primary();
-    claim_again(&adapter, "b").await;
-    let new = set.failover_from(0).await;
-    // The new master becomes a replica: its connections are closed, or refused as READONLY.
-    set.restart_as_replica(0).await;
-    let words = ["SENTINEL", "FAILOVER", set.name()];
-    wait_until("another failover", || set.sentinels()[0].ask::<()>(&words).ok()).await;
-    set.failover_from(new).await;
-    claim_again(&adapter, "c").await;
 }
 
 #[tokio::test]
@@ -166,47 +147,6 @@ async fn process_that_starts_while_a_primary_of_a_cluster_hangs_serves_the_other
     assert_eq!(lacks.kind(), StoreErrorKind::Refused, "{lacks:?}");
 }
 
-/// `tests/crash_redis` moves slots under load.
-#[tokio::test]
-async fn key_of_a_slot_that_is_on_its_way_is_found() {
-    let cluster = Cluster::start();
-    let (adapter, id) = in_slots(&cluster).await;
-    let slot = cluster.slot_of("{a}");
-    let from = cluster.primary_of("{a}").await;
-    // Keys that are gone are answered by ASK.
-    let (source, target) = (&cluster.nodes()[from], &cluster.nodes()[(from + 1) % 3]);
-    let ids = cluster.ids();
-    let text = slot.to_string();
-    target.run::<()>(&["CLUSTER", "SETSLOT", &text, "IMPORTING", &ids[from]]);
-    source.run::<()>(&["CLUSTER", "SETSLOT", &text, "MIGRATING", &ids[(from + 1) % 3]]);
-    let (terms_of_asked, asked, released) = (terms(), id("asked", slot), id("released", slot));
-    assert_eq!(attempt(claim(&adapter, &asked, &terms_of_asked).await), 1);
-    assert_eq!(attempt(claim(&adapter, &asked, &terms_of_asked).await), 1);
-    let arrival = on_claim(&terms());
-    assert_eq!(attempt(claim(&adapter, &released, &arrival).await), 1);
-    adapter.release(&dedup_key(&released), &arrival).await.unwrap();
-}
-
-#[tokio::test]
-async fn cluster_client_of_the_user_works() {
-    let cluster = Cluster::start();
-    let nodes: Vec<_> = cluster.nodes().iter().map(Server::url).collect();
-    let client = ClusterClientBuilder::new(nodes).build().unwrap();
-    for options in [options(), options().wait_replicas(1, Duration::from_secs(1))] {
-        let adapter = RedisAdapter::with_options(client.clone(), options).unwrap();
-        let terms = terms();
-        for number in 0..30 {
-            let id = format!("a{number}");
-            assert_eq!(attempt(claim(&adapter, &id, &terms).await), 1);
-            let arrival = on_claim(&self::terms());
-            let id = format!("b{number}");
-            claim(&adapter, &id, &arrival).await.unwrap();
-            adapter.release(&dedup_key(&id), &arrival).await.unwrap();
-        }
-        adapter.close().await;
-    }
-}
-
 /// Starts a primary and a replica that follows it.
 async fn pair() -> (Server, Server) {
     let primary = Server::start();
@@ -220,21 +160,6 @@ async fn pair() -> (Server, Server) {
     })
     .await;
     (primary, replica)
-}
-
-#[tokio::test]
-async fn claim_that_waits_for_replicas_is_on_them() {
-    let (primary, replica) = pair().await;
-    let prefix = fresh_prefix();
-    let options = RedisOptions::new().prefix(&prefix);
-    let options = options.wait_replicas(1, Duration::from_secs(1));
-    let adapter = RedisAdapter::connect_with(&primary.url(), options).await.unwrap();
-    let ids: Vec<_> = (0..300).map(|id| id.to_string()).collect();
-    let terms = terms();
-    for claimed in join_all(ids.iter().map(|id| claim(&adapter, id, &terms))).await {
-        assert_eq!(attempt(claimed), 1);
-    }
-    assert_eq!(keys_of(&mut replica.connection().unwrap(), &prefix).unwrap().len(), 300);
 }
 
 /// A node of a cluster may take longer than the response timeout, because it waits.
@@ -287,31 +212,4 @@ async fn claim_until_durable(
             return claimed;
         }
     }
-}
-
-#[tokio::test]
-async fn release_of_a_claim_on_arrival_waits_for_replicas() {
-    let (primary, replica) = pair().await;
-    let options = options().wait_replicas(1, Duration::from_millis(500));
-    let adapter = RedisAdapter::connect_with(&primary.url(), options).await.unwrap();
-    let arrival = on_claim(&terms());
-    let keys = dedup_key("a");
-    claim_until_durable(&adapter, "a", &arrival).await.unwrap();
-    replica.stop();
-    let error = adapter.release(&keys, &arrival).await.unwrap_err();
-    assert_eq!(error.kind(), StoreErrorKind::Unavailable, "{error:?}");
-    replica.cont();
-    // The key is gone: the first call has deleted it.
-    let begun = Instant::now();
-    while let Err(error) = adapter.release(&keys, &arrival).await {
-        assert!(error.is_transient() && begun.elapsed() < BOUND, "{error:?}");
-    }
-    assert_eq!(attempt(claim_until_durable(&adapter, "a", &terms()).await), 1);
-}
-
-#[tokio::test]
-async fn wait_must_fit_into_the_call() {
-    let options = options().wait_replicas(1, Duration::from_secs(2));
-    let error = RedisAdapter::connect_with("redis://127.0.0.1:1", options).await.unwrap_err();
-    assert!(config_error(&error).to_string().starts_with("`wait_replicas` must be"));
 }

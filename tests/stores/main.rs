@@ -15,17 +15,12 @@ mod postgres_url;
 mod postgres_workers;
 mod purging;
 mod queue;
-mod queue_callers;
-mod queue_processes;
-mod queue_runtimes;
+mod queue_overlap;
 mod redis_calls;
-mod redis_fence;
 mod redis_links;
 mod redis_scripts;
 #[allow(dead_code, reason = "`tests/configurations` uses the other topologies")]
 mod redis_stores;
-#[cfg(any(feature = "tls-rustls", feature = "tls-native-tls"))]
-mod redis_tls;
 mod sqlite;
 mod sqlite_faults;
 mod sqlite_inspection;

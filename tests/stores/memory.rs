@@ -138,21 +138,28 @@ fn call_allocates_its_future_and_little_else() {
 }
 
 #[test]
-fn small_adapters_hold_exactly_their_capacity() {
+fn full_adapter_refuses_only_the_keys_without_room() {
     let without_a_limit = MemoryAdapter::with_capacity(usize::MAX);
     assert_eq!(remember(&without_a_limit, &key(0)).unwrap(), FIRST);
     for (asked, held) in [(0, 1), (1, 1), (2, 2), (17, 17), (2_047, 2_047)] {
         let adapter = MemoryAdapter::with_capacity(asked);
-        for id in 0..held {
-            assert_eq!(remember(&adapter, &key(id)).unwrap(), FIRST, "{asked} {id}");
+        for key in keys(0..held) {
+            assert_eq!(remember(&adapter, &key).unwrap(), FIRST, "{asked}");
         }
-        assert!(is_full(remember(&adapter, &key(held))), "{asked}");
-        assert!(is_full(now(adapter.claim(&key(held), &terms()))), "{asked}");
-        assert!(is_full(now(adapter.renew(&key(held), &terms()))), "{asked}");
-        assert!(is_full(now(adapter.complete(&key(held), &terms()))), "{asked}");
-        // Known keys still get a reply.
-        let again = remember(&adapter, &key(0)).unwrap();
-        assert!(matches!(again, ClaimReply::Duplicate(_)), "{asked}");
+        let new = key(held);
+        assert!(is_full(remember(&adapter, &new)), "{asked}");
+        assert!(is_full(now(adapter.claim(&new, &terms()))), "{asked}");
+        assert!(is_full(now(adapter.renew(&new, &terms()))), "{asked}");
+        assert!(is_full(now(adapter.complete(&new, &terms()))), "{asked}");
+        // No key has made room for the new one.
+        for key in keys(0..held) {
+            let again = remember(&adapter, &key).unwrap();
+            assert!(matches!(again, ClaimReply::Duplicate(_)), "{asked}");
+        }
+        assert_eq!(now(adapter.get(&new)).unwrap(), None, "{asked}");
+        // The room of an expired key is free.
+        adapter.advance(RETENTION);
+        assert_eq!(remember(&adapter, &new).unwrap(), FIRST, "{asked}");
     }
 }
 
@@ -164,20 +171,6 @@ fn sharded_adapters_hold_at_least_85_per_cent_of_their_capacity() {
             (0..=capacity).find(|id| is_full(remember(&adapter, &key(*id)))).unwrap();
         assert!(first_refused > capacity * 85 / 100, "{capacity}: {first_refused}");
     }
-}
-
-#[test]
-fn full_adapter_refuses_only_the_keys_without_room() {
-    let adapter = MemoryAdapter::with_capacity(8);
-    for key in keys(0..8) {
-        assert_eq!(remember(&adapter, &key).unwrap(), FIRST);
-    }
-    assert!(is_full(remember(&adapter, &key(8))));
-    let known = (0..9).filter(|id| now(adapter.get(&key(*id))).unwrap().is_some());
-    assert_eq!(known.collect::<Vec<_>>(), (0..8).collect::<Vec<_>>());
-    // The room of an expired key is free.
-    adapter.advance(RETENTION);
-    assert_eq!(remember(&adapter, &key(8)).unwrap(), FIRST);
 }
 
 #[test]

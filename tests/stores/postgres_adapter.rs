@@ -25,12 +25,6 @@ async fn pool(url: &str) -> PgPool {
     PgPoolOptions::new().max_connections(4).connect(url).await.unwrap()
 }
 
-async fn adapter(schema: &Schema) -> PostgresAdapter {
-    let adapter = PostgresAdapter::connect(&schema.url()).await.unwrap();
-    adapter.migrate().await.unwrap();
-    adapter
-}
-
 #[tokio::test]
 async fn only_migrate_makes_the_table_without_make_table() {
     let schema = Schema::fresh();
@@ -244,22 +238,4 @@ async fn standby_is_refused_until_it_is_promoted() {
     let again = other.claim(&known, &on_claim(&terms())).await.unwrap();
     assert!(matches!(again, ClaimReply::Duplicate(_)), "{again:?}");
     assert_eq!(other.claim(&new, &terms()).await.unwrap(), ClaimReply::first(1, false));
-}
-
-/// A database refuses writes for a while.
-#[tokio::test]
-async fn read_only_database_is_unavailable_and_recovers() {
-    let schema = Schema::fresh();
-    let (known, new) = (dedup_key("known"), dedup_key("new"));
-    let writing = adapter(&schema).await;
-    writing.claim(&known, &on_claim(&terms())).await.unwrap();
-    let read_only = PgConnectOptions::from_str(&schema.url())
-        .unwrap()
-        .options([("default_transaction_read_only", "on")]);
-    let adapter = PostgresAdapter::new(PgPoolOptions::new().connect_lazy_with(read_only));
-    for key in [&known, &new] {
-        let refused = adapter.claim(key, &terms()).await.unwrap_err();
-        assert_eq!(refused.kind(), StoreErrorKind::Refused);
-    }
-    assert_eq!(writing.claim(&new, &terms()).await.unwrap(), ClaimReply::first(1, false));
 }

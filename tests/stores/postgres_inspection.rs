@@ -7,12 +7,12 @@ use sqlx::postgres::{PgPool, PgPoolOptions};
 use sqlx::{AssertSqlSafe, Connection, PgConnection, Row as _};
 use tower_dedup::StoreErrorKind;
 use tower_dedup::adapter::contract::{CallTerms, ClaimReply, DedupAdapter, Token};
-use tower_dedup::adapter::inspect::{ForgetReply, KeyState, ListFilter, MaintenanceAdapter};
+use tower_dedup::adapter::inspect::{KeyState, ListFilter, MaintenanceAdapter};
 use tower_dedup::adapter::{PostgresAdapter, PostgresOptions, Purging};
 use tower_dedup::internals::postgres_statements;
 
 use crate::support::postgres::{Schema, create_partitions};
-use crate::support::{claim_all, dedup_key, sorted_keys, terms};
+use crate::support::{dedup_key, terms};
 
 const HOUR: Duration = Duration::from_secs(3_600);
 
@@ -142,61 +142,6 @@ async fn purge_waits_for_no_row_and_leaves_it_to_the_next_purge() {
         holder.rollback().await.unwrap();
         assert_eq!(table.purge(100).await, [1]);
     }
-}
-
-#[tokio::test]
-async fn purges_beside_batches_that_claim_expired_keys_never_fail() {
-    let table = Table::new(0).await;
-    let keys = sorted_keys("evt", 400);
-    let expire = "UPDATE webhook_deliveries SET expires_at = now() - interval '2 hours', \
-        lease_until = now() - interval '2 hours'";
-    for _ in 0..6 {
-        claim_all(&table.adapter, &keys, &terms()).await.unwrap();
-        table.execute(expire).await;
-        let claims = keys.chunks(100).map(|keys| {
-            let (adapter, keys) = (table.adapter.clone(), keys.to_vec());
-            tokio::spawn(async move {
-                let (terms, mut claimed) = (terms(), Vec::new());
-                for (key, mut reply) in
-                    keys.iter().zip(claim_all(&adapter, &keys, &terms).await.unwrap())
-                {
-                    // A purge holds the row.
-                    while reply == ClaimReply::InFlight {
-                        reply = adapter.claim(key, &terms).await.unwrap();
-                    }
-                    claimed.push(reply);
-                }
-                claimed
-            })
-        });
-        let purges = (0..4).map(|_| {
-            let adapter = table.adapter.clone();
-            tokio::spawn(async move {
-                for _ in 0..10 {
-                    adapter.purge(30).await.unwrap();
-                }
-            })
-        });
-        let (claims, purges): (Vec<_>, Vec<_>) = (claims.collect(), purges.collect());
-        for claim in claims {
-            for reply in claim.await.unwrap() {
-                assert_eq!(reply, ClaimReply::first(1, false));
-            }
-        }
-        for purge in purges {
-            purge.await.unwrap();
-        }
-        // Each claimed key is there, under its new lease.
-        for key in &keys {
-            assert_eq!(table.adapter.forget(key).await.unwrap(), ForgetReply::InFlight);
-        }
-        let free = "UPDATE webhook_deliveries SET lease_until = now() - interval '3 hours', \
-            expires_at = now() - interval '3 hours'";
-        table.execute(free).await;
-    }
-    let deadlocks = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()";
-    let deadlocks: i64 = sqlx::query_scalar(deadlocks).fetch_one(&table.pool).await.unwrap();
-    assert_eq!(deadlocks, 0);
 }
 
 #[tokio::test]

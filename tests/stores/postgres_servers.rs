@@ -6,16 +6,15 @@ use std::time::Duration;
 
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection, PgPool};
-use tower::Layer;
 use tower_dedup::StoreErrorKind;
 use tower_dedup::adapter::contract::{ClaimReply, DedupAdapter};
 use tower_dedup::adapter::inspect::MaintenanceAdapter;
 use tower_dedup::adapter::{PostgresAdapter, PostgresOptions};
 
-use crate::support::effects::{Database, transactional, write};
-use crate::support::postgres::{Schema, Server, create_partitions, fresh_name, shared, with_path};
+use crate::support::effects::Database;
+use crate::support::postgres::{Schema, Server, fresh_name, shared, with_path};
 use crate::support::proxy::{through, to_postgres};
-use crate::support::{answered, claim_all, dedup_key, request, rows, send, terms};
+use crate::support::{claim_all, dedup_key, rows, terms};
 
 async fn pool(url: &str) -> PgPool {
     PgPoolOptions::new().max_connections(3).connect(url).await.unwrap()
@@ -69,24 +68,6 @@ async fn sql_of_the_page_runs() {
     }
 }
 
-/// Partitioned by hash of the key: every key has one partition, and is unique in the table.
-#[tokio::test]
-async fn table_partitioned_by_hash_of_the_key_works() {
-    let database = Database::fresh().await;
-    let adapter = PostgresAdapter::with_options(database.pool(3), PostgresOptions::new());
-    let mut connection = database.effects.pool().acquire().await.unwrap();
-    create_partitions(&mut connection, &adapter.schema_sql(), 4).await;
-    drop(connection);
-    lock_that_is_not_ours_is_in_flight(&adapter, database.effects.pool()).await;
-    let pool = database.pool(3);
-    let service = transactional(&pool).layer(write(&pool));
-    for expected in [None, Some("duplicate")] {
-        let response = send(&service, request("layer")).await;
-        assert_eq!(answered(&response), (200, expected));
-    }
-    assert_eq!(database.effects_and_key("layer").await, 1);
-}
-
 #[tokio::test]
 async fn database_without_all_characters_is_refused() {
     let mut admin = PgConnection::connect(shared()).await.unwrap();
@@ -121,8 +102,8 @@ async fn error_with_an_unknown_outcome_is_no_refusal() {
         "HV000", "57000", "PX001",
     ];
     let refused = [
-        "22023", "23505", "25001", "28000", "3D000", "3F000", "40001", "40P01", "42501", "53100",
-        "54000", "55000", "57014",
+        "22023", "23505", "25001", "25006", "28000", "3D000", "3F000", "40001", "40P01", "42501",
+        "53100", "54000", "55000", "57014",
     ];
     let unknown = unknown.map(|code| (code, StoreErrorKind::Unavailable));
     let refused = refused.map(|code| (code, StoreErrorKind::Refused));

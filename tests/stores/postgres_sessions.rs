@@ -1,21 +1,18 @@
 //! A call leaves no setting and no lock on its connection after its transaction. Behind PgBouncer,
 //! another client uses the session next.
 
-use std::convert::Infallible;
-
 use futures_util::future::try_join_all;
-use http::{Request, Response};
 use sqlx::postgres::PgPoolOptions;
 use sqlx::{AssertSqlSafe, Executor, PgPool};
 use tower::Layer;
-use tower_dedup::adapter::contract::{ClaimReply, DedupAdapter, Fetch};
+use tower_dedup::StoreErrorKind;
+use tower_dedup::adapter::contract::{DedupAdapter, Fetch};
 use tower_dedup::adapter::inspect::{ForgetReply, MaintenanceAdapter};
 use tower_dedup::adapter::{PostgresAdapter, PostgresOptions};
-use tower_dedup::{Delivery, Replay, StoreErrorKind};
 
-use crate::support::effects::{Database, MINUTE, answer, transactional, write};
+use crate::support::effects::{Database, MINUTE, transactional, write};
 use crate::support::{
-    Body, claim_all, complete_all, dedup_key, on_claim, release_all, request, send, sorted_keys,
+    FIRST, claim_all, complete_all, dedup_key, on_claim, release_all, request, send, sorted_keys,
     terms,
 };
 
@@ -110,85 +107,43 @@ async fn leak_a_transaction(pool: &PgPool, more: &str) {
     let _ = leaked.execute(sqlx::raw_sql(statements)).await;
 }
 
-async fn over_one_connection() -> (Database, PgPool, PostgresAdapter) {
-    let database = Database::fresh().await;
-    let pool = database.pool(1);
-    let adapter = PostgresAdapter::new(pool.clone());
-    (database, pool, adapter)
-}
-
+/// Of the pool's only connection. Each call is on its own, because the next one would commit the leaked transaction.
 #[tokio::test]
-async fn key_is_forgotten_beside_a_transaction_that_the_user_has_leaked() {
-    let (_database, pool, adapter) = over_one_connection().await;
-    let (key, terms) = (dedup_key("a"), on_claim(&terms()));
-    adapter.claim(&key, &terms).await.unwrap();
-    leak_a_transaction(&pool, "").await;
-    assert_eq!(adapter.forget(&key).await.unwrap(), ForgetReply::Removed);
-    let again = adapter.claim(&key, &terms).await.unwrap();
-    assert_eq!(again, ClaimReply::first(1, false));
-}
-
-#[tokio::test]
-async fn key_is_purged_beside_a_transaction_that_the_user_has_leaked() {
-    let (database, pool, adapter) = over_one_connection().await;
-    let (key, terms) = (dedup_key("a"), on_claim(&terms()));
-    adapter.claim(&key, &terms).await.unwrap();
-    database.run("UPDATE webhook_deliveries SET expires_at = now() - interval '2 h'").await;
-    leak_a_transaction(&pool, "").await;
-    assert_eq!(adapter.purge(10).await.unwrap(), 1);
-    let again = adapter.claim(&key, &terms).await.unwrap();
-    assert_eq!(again, ClaimReply::first(1, false));
-}
-
-#[tokio::test]
-async fn table_is_made_beside_a_transaction_that_the_user_has_leaked() {
-    let (_database, pool, adapter) = over_one_connection().await;
-    leak_a_transaction(&pool, "").await;
-    let (key, terms) = (dedup_key("a"), on_claim(&terms()));
-    assert_eq!(adapter.claim(&key, &terms).await.unwrap(), ClaimReply::first(1, false));
+async fn call_beside_a_transaction_that_the_user_has_leaked_is_committed() {
+    for call in ["claim", "forget", "purge"] {
+        let database = Database::fresh().await;
+        let pool = database.pool(1);
+        let adapter = PostgresAdapter::new(pool.clone());
+        let (key, mine) = (dedup_key("a"), on_claim(&terms()));
+        if call != "claim" {
+            adapter.claim(&key, &mine).await.unwrap();
+        }
+        if call == "purge" {
+            database.run("UPDATE webhook_deliveries SET expires_at = now() - interval '2 h'").await;
+        }
+        leak_a_transaction(&pool, "").await;
+        match call {
+            "forget" => assert_eq!(adapter.forget(&key).await.unwrap(), ForgetReply::Removed),
+            "purge" => assert_eq!(adapter.purge(10).await.unwrap(), 1),
+            // The first call makes the table, too.
+            _ => {}
+        }
+        assert_eq!(adapter.claim(&key, &on_claim(&terms())).await.unwrap(), FIRST, "{call}");
+        let stored = "SELECT count(*) FROM webhook_deliveries WHERE completed_at IS NOT NULL";
+        let stored = sqlx::query_scalar::<_, i64>(stored).fetch_one(database.effects.pool()).await;
+        assert_eq!(stored.unwrap(), 1, "{call}");
+    }
 }
 
 #[tokio::test]
 async fn transaction_that_the_user_has_leaked_and_broken_fails_no_delivery() {
-    let (database, pool, adapter) = over_one_connection().await;
-    adapter.migrate().await.unwrap();
+    let database = Database::fresh().await;
+    let pool = database.pool(1);
+    PostgresAdapter::new(pool.clone()).migrate().await.unwrap();
     leak_a_transaction(&pool, "SELECT nonsense").await;
     let service = transactional(&pool).layer(write(&pool));
     assert_eq!(send(&service, request("a")).await.status(), 200);
     assert_eq!(database.effects_and_key("a").await, 1);
-}
-
-/// The completion sets bounds for its transaction only, however that ends. The handler's settings stay its own.
-#[tokio::test]
-async fn deliveries_leave_no_setting_behind() {
-    let database = Database::fresh().await;
-    let watch = Watch::new(&database).await;
-    let pool = watch.pool.clone();
-    let handler = tower::service_fn(move |request: Request<Body>| {
-        let pool = pool.clone();
-        async move {
-            let sql = request.headers()["sql"].to_str().unwrap().to_owned();
-            let event: &Delivery = request.extensions().get().unwrap();
-            let mut tx = event.begin(&pool).await.unwrap();
-            let ran = tx.execute(sqlx::raw_sql(AssertSqlSafe(sql))).await;
-            let is_done = ran.is_ok() && tx.commit().await.is_ok();
-            Ok::<Response<Body>, Infallible>(answer(is_done))
-        }
-    });
-    let service = transactional(&watch.pool).store_timeout(MINUTE / 2).replay(Replay::new());
-    let service = service.layer(handler);
-    for (id, sql, status) in [
-        ("a", "SELECT 1", 200),
-        ("b", "SET LOCAL search_path = ''; SET LOCAL work_mem = '1MB'", 200),
-        ("c", "SET LOCAL ROLE pg_monitor; SELECT nonsense", 500),
-        ("d", "SELECT pg_advisory_xact_lock(1)", 200),
-        ("a", "SELECT 1", 200),
-    ] {
-        let mut request = request(id);
-        request.headers_mut().insert("sql", sql.parse().unwrap());
-        assert_eq!(send(&service, request).await.status(), status, "{id}");
-        watch.nothing_is_left(sql).await;
-    }
 }
 
 /// PgBouncer before 1.21 gives a session, with its prepared statements, to one client after another.

@@ -1,17 +1,12 @@
 //! A test's own database can be dropped after the test: no connection of the adapter is left in it.
 
-use std::process::Command;
 use std::time::{Duration, Instant};
 
-use axum::Router;
-use axum::routing::post;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
-use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Executor, PgConnection, PgPool};
-use tokio::net::TcpListener;
+use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection, PgPool};
 use tower_dedup::adapter::PostgresAdapter;
 use tower_dedup::adapter::contract::DedupAdapter;
 use tower_dedup::adapter::inspect::MaintenanceAdapter;
-use tower_dedup::{DedupLayer, provider, testing};
 
 use crate::support::postgres::{fresh_name, shared};
 use crate::support::{dedup_key, terms};
@@ -93,68 +88,5 @@ async fn end_of_the_pool_or_the_adapter_leaves_no_connection() {
             }
         }
         Database::assert_droppable(&name).await;
-    }
-}
-
-/// `#[sqlx::test]` prints an error if it cannot drop its database, and passes.
-#[tokio::test]
-async fn sqlx_test_drops_its_databases() {
-    let Database { name, pool } = Database::create().await;
-    let tests = concat!(module_path!(), "::in_sqlx_test::").split_once("::").unwrap().1;
-    let output = Command::new(std::env::current_exe().unwrap())
-        .args([tests, "--ignored", "--nocapture"])
-        .env("DATABASE_URL", pool.connect_options().to_url_lossy().as_str())
-        .output()
-        .unwrap();
-    let text = [output.stdout, output.stderr].concat();
-    let text = String::from_utf8_lossy(&text);
-    assert!(output.status.success() && text.contains("2 passed"), "{text}");
-    assert!(!text.contains("failed to delete") && !text.contains("held onto"), "{text}");
-    let left = sqlx::query_scalar::<_, i64>("SELECT count(*) FROM _sqlx_test.databases");
-    assert_eq!(left.fetch_one(&pool).await.unwrap(), 0);
-    pool.close().await;
-    Database::assert_droppable(&name).await;
-}
-
-mod in_sqlx_test {
-    use axum::extract::State;
-    use tower_dedup::{CommitError, Delivery};
-
-    use super::*;
-
-    async fn on_stripe(State(pool): State<PgPool>, event: Delivery) -> Result<(), CommitError> {
-        let mut tx = event.begin(&pool).await?;
-        sqlx::query("INSERT INTO payments VALUES ('evt_1')").execute(&mut *tx).await?;
-        tx.commit().await
-    }
-
-    fn app(pool: &PgPool) -> Router {
-        let dedup = DedupLayer::transactional(provider::STRIPE, PostgresAdapter::new(pool.clone()));
-        Router::new().route("/stripe", post(on_stripe).layer(dedup)).with_state(pool.clone())
-    }
-
-    #[ignore = "sqlx_test_drops_its_databases runs it"]
-    #[sqlx::test]
-    async fn redelivered_payment_is_stored_once(pool: PgPool) -> sqlx::Result<()> {
-        pool.execute("CREATE TABLE payments (event_id text)").await?;
-        let event = testing::request(provider::STRIPE, "/stripe", "evt_1");
-        let responses = testing::redeliver(app(&pool), event, 3).await;
-        assert_eq!((responses.handled(), responses.duplicates()), (1, 2));
-        let payments = sqlx::query_scalar("SELECT count(*) FROM payments");
-        assert_eq!(payments.fetch_one(&pool).await.ok(), Some(1_i64));
-        Ok(())
-    }
-
-    /// A server that the test has started is not told of the test's end.
-    #[ignore = "sqlx_test_drops_its_databases runs it"]
-    #[sqlx::test]
-    async fn server_outlives_its_test(pool: PgPool) -> sqlx::Result<()> {
-        let adapter = PostgresAdapter::new(pool.clone());
-        use_workers(&adapter).await;
-        let dedup = DedupLayer::new(provider::STRIPE, adapter);
-        let app = Router::new().route("/stripe", post(async || "done").layer(dedup));
-        let listener = TcpListener::bind("127.0.0.1:0").await?;
-        tokio::spawn(async { axum::serve(listener, app).await });
-        Ok(())
     }
 }

@@ -1,22 +1,26 @@
-//! Calls that share a batch: the outcome of one call does not affect the others.
+//! Calls that share a batch: the outcome of one call, a caller that goes, and a runtime that ends do not affect the others.
 
 use std::future::Future;
+use std::pin::pin;
 use std::time::Duration;
 
-use futures_util::future::{join, join_all, join3};
+use futures_util::future::{Either, join, join_all, join3, select};
 use http::{HeaderMap, StatusCode};
 use sqlx::postgres::PgPoolOptions;
 use sqlx::{Connection, PgPool, SqliteConnection};
 use tempfile::TempDir;
 use tower_dedup::adapter::contract::{
-    CallTerms, ClaimReply, CompleteReply, DedupAdapter, StoredResponse, Token,
+    CallTerms, ClaimReply, CompleteReply, DedupAdapter, RenewReply, StoredResponse, Token,
 };
+use tower_dedup::adapter::inspect::MaintenanceAdapter;
 use tower_dedup::adapter::{PostgresAdapter, PostgresOptions, SqliteAdapter, SqliteOptions};
 use tower_dedup::internals::{with_postgres_bounds, with_sqlite_bounds};
 use tower_dedup::{DedupKey, StoreError, StoreErrorKind};
 
 use crate::support::postgres::Schema;
-use crate::support::{FIRST, claim_all, dedup_key, on_claim, sorted_keys, sqlite_url, terms};
+use crate::support::{
+    FIRST, claim_all, dedup_key, on_claim, polled, sorted_keys, sqlite_url, terms,
+};
 
 fn pool(schema: &Schema) -> PgPool {
     PgPoolOptions::new().max_connections(4).connect_lazy(&schema.url()).unwrap()
@@ -30,24 +34,24 @@ pub(super) async fn sqlite(dir: &TempDir) -> SqliteAdapter {
     sqlite_with(dir, SqliteOptions::new()).await
 }
 
-pub(super) async fn postgres_with(schema: &Schema, options: PostgresOptions) -> PostgresAdapter {
+async fn postgres_with(schema: &Schema, options: PostgresOptions) -> PostgresAdapter {
     let adapter = PostgresAdapter::connect_with(&schema.url(), options).await.unwrap();
     adapter.migrate().await.unwrap();
     adapter
 }
 
-pub(super) async fn sqlite_with(dir: &TempDir, options: SqliteOptions) -> SqliteAdapter {
+async fn sqlite_with(dir: &TempDir, options: SqliteOptions) -> SqliteAdapter {
     let adapter = SqliteAdapter::connect_with(&sqlite_url(dir.path()), options).await.unwrap();
     adapter.migrate().await.unwrap();
     adapter
 }
 
 /// Room for eight rows that wait.
-pub(super) fn few_on_postgres() -> PostgresOptions {
+fn few_on_postgres() -> PostgresOptions {
     with_postgres_bounds(PostgresOptions::new(), 1_024, 8)
 }
 
-pub(super) fn few_on_sqlite() -> SqliteOptions {
+fn few_on_sqlite() -> SqliteOptions {
     with_sqlite_bounds(SqliteOptions::new(), 1_024, 8)
 }
 
@@ -62,7 +66,7 @@ where
     all.expect("every call gets a reply").into_iter().map(Result::unwrap).collect()
 }
 
-pub(super) async fn claim<A: DedupAdapter>(
+async fn claim<A: DedupAdapter>(
     adapter: A,
     id: String,
     mine: CallTerms,
@@ -114,30 +118,45 @@ async fn refused_row_fails_only_its_caller_on_sqlite() {
     poison(adapter).await;
 }
 
-/// Above the limit of waiting rows, a call is refused and not sent.
 #[tokio::test]
-async fn waiting_rows_are_bounded_on_sqlite() {
+async fn dropped_caller_is_not_sent_on_sqlite() {
     let dir = tempfile::tempdir().unwrap();
     let adapter = sqlite_with(&dir, few_on_sqlite()).await;
-    let claims = (0..50).map(|at| claim(adapter.clone(), format!("o{at}"), terms()));
-    // One task makes all calls, so nothing is sent before the last one.
-    let claimed = join_all(claims).await;
-    let mut waited = 0;
-    for (at, claimed) in claimed.into_iter().enumerate() {
-        let next = claim(adapter.clone(), format!("o{at}"), terms()).await.unwrap();
-        match claimed {
-            Ok(claimed) => {
-                assert_eq!((claimed, next), (ClaimReply::first(1, false), ClaimReply::InFlight));
-                waited += 1;
-            }
-            Err(error) => {
-                assert!(error.is_transient());
-                let refused = (StoreErrorKind::Overloaded, ClaimReply::first(1, false));
-                assert_eq!((error.kind(), next), refused);
-            }
+    for round in 0..20 {
+        let gone: Vec<_> = (0..4).map(|at| dedup_key(&format!("gone-{round}-{at}"))).collect();
+        for key in &gone {
+            assert!(polled(adapter.renew(key, &terms()), 1, false).await.is_none());
+        }
+        let stays = dedup_key(&format!("stays-{round}"));
+        assert_eq!(adapter.renew(&stays, &terms()).await.unwrap(), RenewReply::Held);
+        for key in &gone {
+            assert_eq!(adapter.get(key).await.unwrap(), None, "{}", key.id());
         }
     }
-    assert_eq!(waited, 8);
+}
+
+/// Above the limit of waiting rows, a call is refused and not sent. Dropped callers take no room from waiting callers.
+#[tokio::test]
+async fn waiting_rows_are_bounded_and_dropped_callers_take_no_room_on_sqlite() {
+    let dir = tempfile::tempdir().unwrap();
+    let adapter = sqlite_with(&dir, few_on_sqlite()).await;
+    for round in 0..20 {
+        for at in 0..8 {
+            let gone = dedup_key(&format!("gone-{round}-{at}"));
+            assert!(polled(adapter.claim(&gone, &terms()), 1, false).await.is_none());
+        }
+        let stay: Vec<_> = (0..8).map(|at| dedup_key(&format!("stays-{round}-{at}"))).collect();
+        let (mine, late) = (terms(), dedup_key(&format!("late-{round}")));
+        // One task makes all calls, so nothing is sent before the last one.
+        let all = join_all(stay.iter().map(|key| adapter.claim(key, &mine)));
+        let (claimed, refused) = join(all, adapter.claim(&late, &mine)).await;
+        for claimed in claimed {
+            assert_eq!(claimed.unwrap(), FIRST);
+        }
+        let refused = refused.unwrap_err();
+        assert_eq!((refused.kind(), refused.is_transient()), (StoreErrorKind::Overloaded, true));
+        assert_eq!(adapter.claim(&late, &terms()).await.unwrap(), FIRST);
+    }
 }
 
 /// The queue is full, and calls on which a running event depends are sent nevertheless. Until a claim that
@@ -240,4 +259,56 @@ async fn calls_with_different_terms_keep_them_on_postgres() {
     let counts: (i64, i64, i64, i64) =
         sqlx::query_as(wrong).fetch_one(&pool(&schema)).await.unwrap();
     assert_eq!(counts, (800, 0, 100, 100));
+}
+
+/// A batch waits for a row that an open transaction has inserted. Calls that gather during the wait go in the
+/// second worker. The batch waits as long as a statement may wait for a row, so a slow machine may
+/// need several attempts.
+#[tokio::test]
+async fn callers_do_not_wait_for_the_batch_before_theirs() {
+    let schema = Schema::fresh();
+    let adapter = postgres(&schema).await;
+    let held = dedup_key("held");
+    let pool = PgPoolOptions::new().max_connections(1).connect_lazy(&schema.url()).unwrap();
+    let mut theirs = pool.begin().await.unwrap();
+    let recorded = adapter.record_in(&mut theirs, &held, Duration::from_secs(60)).await;
+    assert_eq!(recorded.unwrap(), ClaimReply::first(1, false));
+    for round in 0..50 {
+        let mine = terms();
+        let keys: Vec<_> = (0..40).map(|at| dedup_key(&format!("{round}-{at}"))).collect();
+        let waits = pin!(adapter.renew(&held, &mine));
+        let many = join_all(keys.iter().map(|key| adapter.claim(key, &mine)));
+        match select(waits, pin!(many)).await {
+            Either::Right((claimed, waits)) => {
+                let first = |claimed: &ClaimReply| *claimed == ClaimReply::first(1, false);
+                assert!(claimed.iter().all(|claimed| claimed.as_ref().is_ok_and(first)));
+                assert_eq!(waits.await.unwrap_err().kind(), StoreErrorKind::Refused);
+                return;
+            }
+            Either::Left((waited, many)) => {
+                assert_eq!(waited.unwrap_err().kind(), StoreErrorKind::Refused);
+                many.await;
+            }
+        }
+    }
+    panic!("the callers waited every time");
+}
+
+/// Runtimes come and go over one adapter, each with unfinished calls when it ends.
+#[test]
+fn adapter_outlives_its_runtimes_on_sqlite() {
+    let dir = tempfile::tempdir().unwrap();
+    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let adapter = runtime().block_on(sqlite(&dir));
+    for round in 0..20 {
+        runtime().block_on(async {
+            for at in 0..100 {
+                // The calls are not awaited: they end with their runtime.
+                tokio::spawn(claim(adapter.clone(), format!("{round}-left-{at}"), terms()));
+            }
+            let claimed = claim(adapter.clone(), format!("{round}"), terms());
+            let claimed = tokio::time::timeout(Duration::from_secs(10), claimed).await;
+            assert_eq!(claimed.expect("a reply").unwrap(), ClaimReply::first(1, false));
+        });
+    }
 }

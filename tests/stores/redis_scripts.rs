@@ -124,6 +124,48 @@ async fn repeated_call_writes_again_what_it_has_written_before() {
     }
 }
 
+/// A release changes only the version of the row of another token.
+#[tokio::test]
+async fn release_of_another_token_raises_the_version_only() {
+    let own = Own::new().await;
+    for (id, is_complete) in [("leased", false), ("complete", true)] {
+        let (key, mine) = (dedup_key(id), terms());
+        let mine = mine.with_event_types([(key.clone(), "order.paid")]);
+        own.adapter.claim(&key, &mine).await.unwrap();
+        if is_complete {
+            let done = mine.with_payloads([(key.clone(), [7; 32])]);
+            own.adapter.complete(&key, &done).await.unwrap();
+        }
+        for other in [terms(), on_claim(&terms())] {
+            let before = own.value(id);
+            own.adapter.release(&key, &other).await.unwrap();
+            let after = own.value(id);
+            let version = |value: &[u8]| {
+                value[23..28].iter().fold(0_u64, |sum, byte| sum << 8 | u64::from(*byte))
+            };
+            assert_eq!(version(&after), version(&before) + 1, "{id}");
+            assert_eq!((&after[..23], &after[28..]), (&before[..23], &before[28..]), "{id}");
+        }
+    }
+}
+
+/// Versions have five bytes. The one after the last is 0, and a claim names it as any other.
+#[tokio::test]
+async fn row_of_the_last_version_is_released_and_claimed() {
+    let own = Own::new().await;
+    let (key, failed) = (dedup_key("a"), terms());
+    own.adapter.claim(&key, &failed).await.unwrap();
+    own.adapter.release(&key, &failed).await.unwrap();
+    let mut value = own.value("a");
+    value[23..28].fill(0xff);
+    own.set("a", &value);
+    own.adapter.release(&key, &terms()).await.unwrap();
+    assert_eq!(own.value("a")[23..28], [0; 5]);
+    let claimed = own.adapter.claim(&key, &terms()).await.unwrap();
+    assert_eq!(claimed, ClaimReply::first(2, false));
+    assert_eq!(own.value("a")[23..28], [0, 0, 0, 0, 1]);
+}
+
 /// A key is small, and Redis deletes it an hour after its retention and after its lease.
 #[tokio::test]
 async fn value_has_44_bytes_and_outlives_retention_and_lease_by_an_hour() {
@@ -334,14 +376,6 @@ async fn full_server_refuses_claims_and_takes_completions_and_releases() {
         matches!(claimed[..], [ClaimReply::Duplicate(_), ClaimReply::First { .. }]),
         "{claimed:?}"
     );
-}
-
-#[tokio::test]
-async fn missing_right_is_a_refusal() {
-    let own = Own::new().await;
-    own.server.run::<()>(&["ACL", "SETUSER", "default", "-evalsha", "-eval"]);
-    let error = own.adapter.claim(&dedup_key("a"), &terms()).await.unwrap_err();
-    assert_eq!(error.kind(), StoreErrorKind::Refused);
 }
 
 /// A layer that fails open runs no handler for an event that is known to be a duplicate, although another key of

@@ -12,6 +12,7 @@ use tower_dedup::adapter::{Purging, SqliteAdapter, SqliteOptions};
 use tower_dedup::internals::sqlite_statements;
 use tower_dedup::{ConfigError, DedupLayer, StoreErrorKind};
 
+use crate::support::effects::until_acknowledged;
 use crate::support::{
     FIRST, Handler, answered, by_header, dedup_key, on_claim, request, result, rows, send,
     spawn_send, sqlite_url, terms, until,
@@ -48,21 +49,6 @@ pub(super) async fn run(connection: &mut SqliteConnection, sql: &str) {
     sqlx::query(AssertSqlSafe(sql)).execute(connection).await.unwrap();
 }
 
-async fn recovers<S>(service: &S, id: &str)
-where
-    S: tower::Service<
-            http::Request<crate::support::Body>,
-            Response = http::Response<tower_dedup::ResponseBody<crate::support::Body>>,
-            Error = std::convert::Infallible,
-        > + Clone,
-{
-    let until = Instant::now() + Duration::from_secs(20);
-    while send(service, request(id)).await.status() != 200 {
-        assert!(Instant::now() < until, "it does not recover");
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
-}
-
 /// Another process holds the file. Known duplicates get 200, and new events get 503. A handler that
 /// succeeds is answered with its response. Calls succeed again when the file is free.
 #[tokio::test]
@@ -89,7 +75,7 @@ async fn file_held_by_another_process_delays_no_duplicate() {
     assert_eq!(result(&send(&service, request("running")).await), Some("duplicate"));
 
     run(&mut other, "ROLLBACK").await;
-    recovers(&service, "new").await;
+    until_acknowledged(&service, "new").await;
     tokio::time::timeout(Duration::from_secs(30), handle.drain()).await.expect("drained");
     let entry = file.connect().await.get(&dedup_key("running")).await.unwrap().unwrap();
     assert!(matches!(entry.state, KeyState::Complete), "{entry:?}");
@@ -155,7 +141,7 @@ async fn full_file_recovers_when_there_is_room() {
     assert_eq!(result(&send(&service, request("running")).await), Some("duplicate"));
 
     sqlx::query("PRAGMA max_page_count = 1000000").execute(&pool).await.unwrap();
-    recovers(&service, &filler).await;
+    until_acknowledged(&service, &filler).await;
     tokio::time::timeout(Duration::from_secs(30), handle.drain()).await.expect("drained");
     let entry = adapter.get(&dedup_key("running")).await.unwrap().unwrap();
     assert!(matches!(entry.state, KeyState::Complete), "{entry:?}");

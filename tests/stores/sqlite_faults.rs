@@ -1,22 +1,16 @@
 //! Faults of SQLite that raise no error: open transactions, rows that expire at once, futures that
 //! are not polled, dropped tables.
 
-use std::convert::Infallible;
 use std::time::{Duration, Instant};
 
-use http::{Request, Response, StatusCode};
+use sqlx::SqlitePool;
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions};
-use sqlx::{AssertSqlSafe, SqlitePool};
-use tower::Layer;
 use tower_dedup::adapter::contract::{ClaimReply, DedupAdapter};
 use tower_dedup::adapter::inspect::MaintenanceAdapter;
 use tower_dedup::adapter::{SqliteAdapter, SqliteOptions};
-use tower_dedup::{DedupLayer, Delivery};
 
 use super::sqlite::File;
-use crate::support::{Body, FIRST, by_header, dedup_key, on_claim, request, send, terms};
-
-const SHORT: Duration = Duration::from_millis(100);
+use crate::support::{FIRST, dedup_key, on_claim, terms};
 
 impl File {
     /// A pool of the user, on a file with a table of the user.
@@ -25,64 +19,12 @@ impl File {
             .filename(self.path())
             .create_if_missing(true)
             .journal_mode(SqliteJournalMode::Wal)
-            .foreign_keys(true)
             .busy_timeout(Duration::from_millis(100));
         let pool = SqlitePoolOptions::new().max_connections(connections);
         let pool = pool.connect_with(options).await.unwrap();
-        let tables = "CREATE TABLE IF NOT EXISTS effects (id TEXT); \
-            CREATE TABLE IF NOT EXISTS orders (id INTEGER PRIMARY KEY, \
-            after INTEGER REFERENCES orders (id) DEFERRABLE INITIALLY DEFERRED)";
-        sqlx::raw_sql(tables).execute(&pool).await.unwrap();
+        sqlx::query("CREATE TABLE effects (id TEXT)").execute(&pool).await.unwrap();
         pool
     }
-}
-
-async fn count(pool: &SqlitePool, table: &str) -> i64 {
-    let sql = AssertSqlSafe(format!("SELECT count(*) FROM {table}"));
-    sqlx::query_scalar(sql).fetch_one(pool).await.unwrap()
-}
-
-fn answer(status: u16) -> Response<Body> {
-    let mut response = Response::new(Body::default());
-    *response.status_mut() = StatusCode::from_u16(status).unwrap();
-    response
-}
-
-/// A pool of one connection: the next transaction of the handler needs it.
-#[tokio::test]
-async fn transaction_whose_commit_fails_or_outlives_its_delivery_leaves_the_connection_usable() {
-    let file = File::new();
-    let pool = file.pool(1).await;
-    let run = |sql: &'static str, is_late: bool| {
-        let handler = pool.clone();
-        let handler = tower::service_fn(move |request: Request<Body>| {
-            let pool = handler.clone();
-            async move {
-                let event: &Delivery = request.extensions().get().unwrap();
-                let mut tx = event.begin(&pool).await.unwrap();
-                sqlx::query(sql).execute(&mut *tx).await.unwrap();
-                let status = if tx.commit().await.is_ok() { 200 } else { 500 };
-                Ok::<_, Infallible>(answer(status))
-            }
-        });
-        let options = SqliteOptions::new().write_lock_timeout(Duration::from_secs(20));
-        let adapter = SqliteAdapter::with_options(pool.clone(), options);
-        let layer = DedupLayer::transactional(by_header(), adapter);
-        let layer = if is_late { layer.handler_timeout(SHORT) } else { layer };
-        async move { send(&layer.layer(handler), request("a")).await.status().as_u16() }
-    };
-    // A deferred foreign key makes COMMIT fail. The handler's pool keeps its connection.
-    for _ in 0..3 {
-        assert_eq!(run("INSERT INTO orders VALUES (1, 99)", false).await, 500);
-        assert_eq!(count(&pool, "orders").await, 0);
-    }
-    // The delivery ends before the statement that its handler has left, and so before the rollback.
-    let long = "WITH RECURSIVE c (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM c LIMIT 3000000) \
-                INSERT INTO effects SELECT max(n) FROM c";
-    assert_eq!(run(long, true).await, 504);
-    assert_eq!(count(&pool, "effects").await, 0);
-    assert_eq!(run("INSERT INTO effects VALUES ('a')", false).await, 200);
-    assert_eq!(count(&pool, "effects").await, 1);
 }
 
 /// SQLite ends a transaction of the user, and sqlx does not know it. The next transaction is not rolled back then.

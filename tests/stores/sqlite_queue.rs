@@ -7,14 +7,11 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use sqlx::SqliteConnection;
 use tower_dedup::adapter::SqliteAdapter;
-use tower_dedup::adapter::contract::{ClaimReply, CompleteReply, DedupAdapter, StoredData};
-use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
+use tower_dedup::adapter::contract::{ClaimReply, DedupAdapter};
 use tower_dedup::{StoreError, StoreErrorKind};
 
 use super::sqlite::{File, run};
-use crate::support::{
-    FIRST, claim_all, complete_all, dedup_key, on_claim, rows, stored_data, terms,
-};
+use crate::support::{FIRST, dedup_key, on_claim, rows, terms};
 
 /// Enough callers to form batches.
 const CALLERS: usize = 40;
@@ -141,79 +138,5 @@ async fn claims_spare_rows_that_another_process_takes_over_after_they_were_read(
         let claimed = claimed.await;
         assert_eq!(claimed[0], ClaimReply::InFlight, "at once: {at_once}");
         assert!(matches!(claimed[1], ClaimReply::Duplicate(_)), "at once: {at_once}: {claimed:?}");
-    }
-}
-
-/// A change of the row between claim and completion, and the reply to the completion.
-const CHANGES: [(&str, CompleteReply); 7] = [
-    ("DELETE FROM webhook_deliveries", CompleteReply::Inserted),
-    ("UPDATE webhook_deliveries SET token = randomblob(16)", CompleteReply::LeaseLost),
-    ("UPDATE webhook_deliveries SET token = NULL", CompleteReply::LeaseLost),
-    (
-        "UPDATE webhook_deliveries SET token = randomblob(16), completed_at = unixepoch() * 1000",
-        CompleteReply::LeaseLost,
-    ),
-    // The same claim has completed the key, and its reply was lost.
-    ("UPDATE webhook_deliveries SET completed_at = unixepoch() * 1000", CompleteReply::Held),
-    // The lease outlives the retention, which then starts at the completion.
-    ("UPDATE webhook_deliveries SET expires_at = 1", CompleteReply::Held),
-    ("UPDATE webhook_deliveries SET lease_until = 1", CompleteReply::Held),
-];
-
-async fn completions(changes: &[(&str, CompleteReply)]) {
-    let (_dir, adapter, other) = file().await;
-    let key = |at: usize| dedup_key(&format!("k{at}"));
-    let call_terms: Vec<_> = (0..CALLERS).map(|_| terms()).collect();
-    let claims = call_terms.iter().enumerate().map(|(at, mine)| {
-        let (adapter, key) = (adapter.clone(), key(at));
-        async move { patiently(|| adapter.claim(&key, mine)).await }
-    });
-    join_all(claims).await;
-    let calls = call_terms.iter().enumerate().map(|(at, mine)| {
-        let (adapter, mine, key) = (adapter.clone(), mine.clone(), key(at));
-        async move { patiently(|| adapter.complete(&key, &mine)).await }
-    });
-    // The first call goes alone.
-    let completed = while_held(other, calls, async |mut other| {
-        for (at, (change, _)) in (1..).zip(changes) {
-            run(&mut other, &format!("{change} WHERE id = 'k{at}'")).await;
-        }
-        other
-    });
-    for (at, completed) in completed.await.into_iter().enumerate() {
-        let expected = match at {
-            0 => CompleteReply::Held,
-            at => changes.get(at - 1).map_or(CompleteReply::Held, |(_, expected)| *expected),
-        };
-        assert_eq!(completed, expected, "{at} of {changes:?}");
-        let entry = adapter.get(&key(at)).await.unwrap().expect("a key that is remembered");
-        assert!(matches!(entry.state, KeyState::Complete), "{at} of {changes:?}: {entry:?}");
-    }
-}
-
-/// One change among many held keys, then all changes at once.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn completion_reports_whether_its_token_held_the_key() {
-    for changes in CHANGES.chunks(1) {
-        completions(changes).await;
-    }
-    completions(&CHANGES).await;
-}
-
-/// The payload digest of a claim is not stored if the completion carries none.
-#[tokio::test]
-async fn completion_stores_its_own_data_and_not_that_of_the_claim() {
-    let (_dir, adapter, _other) = file().await;
-    let keys = [dedup_key("released"), dedup_key("new")];
-    let failed = terms();
-    adapter.claim(&keys[0], &failed).await.unwrap();
-    adapter.release(&keys[0], &failed).await.unwrap();
-    let plain = terms();
-    let carries = plain.clone().with_payloads(keys.iter().map(|key| (key.clone(), [7; 32])));
-    let claimed = claim_all(&adapter, &keys, &carries).await.unwrap();
-    assert_eq!(claimed, [ClaimReply::first(2, false), ClaimReply::first(1, false)]);
-    assert_eq!(complete_all(&adapter, &keys, &plain).await.unwrap(), [CompleteReply::Held; 2]);
-    for key in &keys {
-        assert_eq!(stored_data(&adapter, key).await, Some(StoredData::default()));
     }
 }

@@ -39,11 +39,6 @@ impl Effects {
         Self(pool)
     }
 
-    /// Uses an effects table that exists.
-    pub(crate) fn over(pool: PgPool) -> Self {
-        Self(pool)
-    }
-
     /// Returns the pool, for other questions about the database.
     pub(crate) fn pool(&self) -> &PgPool {
         &self.0

@@ -5,10 +5,10 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use reqwest::Certificate;
-use tower_dedup::DedupKey;
 use tower_dedup::adapter::RedisAdapter;
-use tower_dedup::adapter::inspect::MaintenanceAdapter;
+use tower_dedup::adapter::inspect::{Entry, MaintenanceAdapter};
 use tower_dedup::redis::{Client, TlsCertificates};
+use tower_dedup::{DedupKey, StoreErrorKind};
 
 pub(crate) struct Server {
     process: Child,
@@ -50,12 +50,21 @@ impl Server {
 
     /// Asks for a key over an encrypted connection of the adapter.
     pub(crate) async fn ask_by_adapter(&self) {
+        assert_eq!(self.ask_at("localhost").await, Ok(None));
+        // The certificate is one of another host.
+        assert_eq!(self.ask_at("127.0.0.1").await, Err(StoreErrorKind::Unavailable));
+        // No authority that the client trusts has signed it.
+        let untrusted = RedisAdapter::connect(&format!("rediss://localhost:{}", self.port)).await;
+        assert_eq!(untrusted.unwrap_err().kind(), StoreErrorKind::Unavailable);
+    }
+
+    async fn ask_at(&self, host: &str) -> Result<Option<Entry>, StoreErrorKind> {
         let root_cert = Some(self.certificate.clone().into_bytes());
-        let url = format!("rediss://localhost:{}", self.port);
+        let url = format!("rediss://{host}:{}", self.port);
         let certificates = TlsCertificates { client_tls: None, root_cert };
         let adapter = RedisAdapter::new(Client::build_with_tls(url, certificates).unwrap());
         let key = DedupKey::new("github", "id").unwrap();
-        assert!(adapter.get(&key).await.unwrap().is_none());
+        adapter.get(&key).await.map_err(|error| error.kind())
     }
 
     /// Connects by `reqwest`. The server does not speak HTTP, so the connection ends after its handshake.

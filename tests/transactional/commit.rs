@@ -45,7 +45,7 @@ async fn key_and_effect_commit_together<D: Db>() {
 async fn failed_handler_leaves_no_effect_and_a_released_key<D: Db>() {
     let (db, world) = (D::create().await, World::default());
     let app = transactional(&db, &world);
-    for script in ["begin insert 500", "begin insert 400", "begin insert 302", "500"] {
+    for script in ["begin insert rollback 500", "begin insert 400", "begin insert 302", "500"] {
         let failed = send(&app, "a", script).await;
         assert_ne!(failed.status(), 200);
         assert_eq!(result(&failed), None, "the answer is the handler's own");

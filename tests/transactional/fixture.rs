@@ -207,7 +207,7 @@ pub(super) async fn handle<D: Db>(
             ("begin", begun) => *begun = Some(delivery.begin(&pool).await?),
             ("commit", begun) => begun.take().unwrap().commit().await?,
             ("drop", begun) => drop(begun.take()),
-            ("forget", begun) => std::mem::forget(begun.take()),
+            ("rollback", begun) => begun.take().unwrap().rollback().await?,
             ("nothing", _) => delivery.nothing_to_write(),
             ("complete", Some(tx)) => tx.complete().await?,
             // The handler ignores a refusal.

@@ -5,7 +5,6 @@ use std::future::Future;
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
-use futures_util::poll;
 use http::{Request, Response};
 use sqlx::sqlite::SqlitePoolOptions;
 use sqlx::{AssertSqlSafe, Executor, PgConnection, PgPool};
@@ -14,17 +13,15 @@ use tower::service_fn;
 use tower::util::BoxCloneSyncService;
 use tower_dedup::adapter::PostgresAdapter;
 use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
-use tower_dedup::ledger::Transactional;
 use tower_dedup::{
-    CommitError, CommitErrorKind, DedupLayer, Deduplicator, Delivery, ResponseBody, RunError,
-    RunOutcome,
+    CommitError, CommitErrorKind, Deduplicator, Delivery, ResponseBody, RunError, RunOutcome,
 };
 
 use super::fixture::{Db, Pg, World, send as send_script, transactional as app_of};
 use crate::support::effects::{
     Boxed, Database, MINUTE, answer, effect, transactional, until_acknowledged,
 };
-use crate::support::{Body, answered, by_header, dedup_key, request, send};
+use crate::support::{Body, answered, dedup_key, request, send};
 
 type Deduplicated = BoxCloneSyncService<Request<Body>, Response<ResponseBody<Body>>, Infallible>;
 
@@ -122,8 +119,11 @@ async fn bounds_are_set_only_where_the_handler_has_none() {
             tx.commit().await
         });
         assert_eq!(ran.await.unwrap(), RunOutcome::First(()));
+        // Nothing is left on the connection.
         let mut connection = pool.acquire().await.unwrap();
-        assert_eq!(show(&mut connection, "idle_in_transaction_session_timeout").await, "0");
+        for setting in ["lock_timeout", "idle_in_transaction_session_timeout"] {
+            assert_eq!(show(&mut connection, setting).await, "0");
+        }
     }
 }
 
@@ -295,60 +295,4 @@ async fn begin_on_another_pool_is_an_error() {
     .await;
     let entry = PostgresAdapter::new(pool).get(&dedup_key("busy")).await.unwrap().unwrap();
     assert_eq!(entry.state, KeyState::Released);
-}
-
-/// A handler that is dropped while it begins leaves no transaction open, and no connection is lost.
-#[tokio::test]
-async fn begin_that_is_dropped_leaves_no_transaction_open() {
-    let database = Database::fresh().await;
-    let pool = database.pool(1);
-    let worker = Deduplicator::transactional(PostgresAdapter::new(pool.clone()));
-    for polls in 0..40 {
-        let key = dedup_key(&polls.to_string());
-        let ran = worker.run(&key, async |event| {
-            let mut begin = Box::pin(event.begin(&pool));
-            for _ in 0..polls % 8 {
-                if poll!(begin.as_mut()).is_ready() {
-                    break;
-                }
-                tokio::task::yield_now().await;
-            }
-            drop(begin);
-            event.nothing_to_write();
-            Ok::<_, Infallible>(())
-        });
-        assert_eq!(ran.await.unwrap(), RunOutcome::First(()));
-        // On the only connection. Inside a transaction that was left open, nobody would commit it.
-        sqlx::query("INSERT INTO effects (id, attempt, takeover) VALUES ('alone', 1, false)")
-            .execute(&pool)
-            .await
-            .unwrap();
-    }
-    assert_eq!(database.effects.of("alone").await, 40);
-    database.until_no_transaction_is_open().await;
-}
-
-/// A lease that lapses beside a handler, and a renewal that meets its held row, disturb nobody.
-#[tokio::test]
-async fn handler_that_holds_its_row_keeps_its_lease() {
-    let database = Database::fresh().await;
-    let pool = database.pool(2);
-    let layer: DedupLayer<Transactional> =
-        DedupLayer::transactional(by_header(), PostgresAdapter::new(pool.clone()));
-    let service = Deduplicated::new(layer.lease(Duration::from_millis(150)).layer(handler(
-        &pool,
-        |pool, event| async move {
-            let mut tx = event.begin(&pool).await?;
-            effect(&mut tx, &event).await?;
-            tx.complete().await?;
-            tokio::time::sleep(Duration::from_millis(600)).await;
-            assert!(!event.lease_lost());
-            tx.commit().await?;
-            tokio::time::sleep(Duration::from_millis(300)).await;
-            assert!(!event.lease_lost(), "a completed event has no lease to lose");
-            Ok(())
-        },
-    )));
-    assert_eq!(answered(&send(&service, request("a")).await), (200, None));
-    assert_eq!(database.effects_and_key("a").await, 1);
 }

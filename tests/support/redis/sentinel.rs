@@ -134,13 +134,6 @@ impl SentinelSet {
         .await
     }
 
-    /// Kills the primary. Returns its number.
-    pub(crate) fn kill_primary(&self) -> usize {
-        let primary = block_until("a primary", || self.primary());
-        self.servers[primary].kill();
-        primary
-    }
-
     /// Starts a killed server as a replica of the primary. Returns the primary when it has two replicas and the
     /// failover has ended everywhere: the next one may not begin before.
     pub(crate) async fn restart_as_replica(&self, number: usize) -> usize {
