@@ -224,7 +224,8 @@ async fn handler_that_outlives_its_lease_keeps_it() {
         // One renewal in three fails; the next attempt follows soon.
         store.set(StoreCall::Renew, if round % 3 == 0 { Fault::Fail } else { Fault::None });
         round += 1;
-        assert_eq!(result(&send(&service, request("a")).await), Some("in-flight"));
+        let twin = tokio::time::timeout(SOON * 100, send(&service, request("a"))).await;
+        assert_eq!(result(&twin.expect("the lease has lapsed")), Some("in-flight"));
         tokio::time::sleep(Duration::from_millis(25)).await;
     }
     assert!(!handler.last().lease_lost());
