@@ -237,7 +237,7 @@ async fn request_of_every_preset_is_verified_and_runs_once() {
         if !preset.has_verifier() {
             continue;
         }
-        let [secret, private] = test_secrets(*preset);
+        let [secret, private] = test_secrets(preset.scheme());
         let verify = VerifyLayer::new(preset.verifier_at(URL, secret).unwrap());
         let dedup = dedup.require_verified();
         let app: Router =

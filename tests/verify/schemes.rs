@@ -146,7 +146,7 @@ fn another_body_secret_or_signature_is_refused() {
 #[test]
 fn signature_is_valid_for_five_minutes_before_and_after() {
     const TIME: i64 = 1_753_900_006;
-    let timed: Vec<_> = senders().into_iter().filter(Preset::signs_time).collect();
+    let timed: Vec<_> = senders().into_iter().filter(signs_time).collect();
     assert_eq!(timed.len(), 9);
     for sender in timed {
         let [secret, private] = test_secrets(sender.scheme());
