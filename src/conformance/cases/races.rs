@@ -215,7 +215,8 @@ pub async fn dropped_completion_can_be_repeated<S: Store>(store: S) {
         let (keys, mine) = (key(&format!("dropped-{polls}")), leased());
         adapter.claim(&keys, &mine).await.unwrap();
         dropped_after(polls, adapter.renew(&keys, &mine)).await;
-        assert_eq!(adapter.renew(&keys, &mine).await.unwrap(), RenewReply::Held);
+        // The first renewal may still hold the row.
+        assert_ne!(adapter.renew(&keys, &mine).await.unwrap(), RenewReply::Lost);
         dropped_after(polls, adapter.complete(&keys, &mine)).await;
         match adapter.claim(&keys, &leased()).await.unwrap() {
             ClaimReply::InFlight | ClaimReply::Duplicate(_) => {}
