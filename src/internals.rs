@@ -30,7 +30,6 @@ use crate::observe;
 #[cfg(feature = "testing")]
 use crate::provider::Preset;
 
-#[cfg(feature = "testing")]
 pub use crate::ledger::{
     any::AnyLedger,
     contract::{Begin, BeginContext, HandlerSuccess},

@@ -131,6 +131,7 @@ impl KeyExtractor {
     ///
     /// ```
     /// use tower_dedup::key::{Event, Extracted, Keys};
+    /// use tower_dedup::{DedupKey, KeyExtractor};
     ///
     /// // One event per line of the body, known by its first word.
     /// let lines = KeyExtractor::from_fn("lines", |request| {
@@ -226,7 +227,7 @@ impl KeyExtractor {
     /// use axum::{Router, body::Body, extract::MatchedPath, http::Request, routing::post};
     /// use tower::ServiceExt;
     /// use tower_dedup::adapter::MemoryAdapter;
-    /// use tower_dedup::{DedupKey, KeyExtractor, DedupLayer, provider};
+    /// use tower_dedup::{DedupLayer, provider};
     ///
     /// let by_route = provider::STRIPE.extractor().namespace_by(|request| {
     ///     Some(request.extensions().get::<MatchedPath>()?.as_str().to_owned())

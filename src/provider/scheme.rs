@@ -178,6 +178,7 @@ impl Scheme {
     }
 
     /// Returns `true` if a signed time limits how long a captured request can be sent again.
+    #[cfg(feature = "testing")]
     pub(crate) fn signs_time(&self) -> bool {
         self.text.iter().any(Part::is_time)
     }

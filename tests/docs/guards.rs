@@ -85,7 +85,7 @@ fn tests_of_each_guard_exist() {
 /// A long name in backticks is a test. The links of the first tables have a check of their own.
 #[test]
 fn tests_named_on_the_page_of_guarantees_exist() {
-    let sources = text_of("tests") + &text_of("src/conformance");
+    let sources = ["tests", "soak", "src/conformance"].map(text_of).concat();
     let is_test = |name: &&str| name.len() > 24 && name.matches('_').count() > 3;
     let mut checked = 0;
     for name in GUARANTEES.split('`').skip(1).step_by(2).filter(is_test) {
