@@ -132,17 +132,17 @@ async fn rights(adapter: &RedisAdapter, info: Result<(), StoreError>) -> Finding
         .warning(fails("a list", list), "grant +scan and +dbsize for `list` and `stats`")
 }
 
-/// Claims keys as the on-arrival ledger does, reads and releases them. Their rows are expired then, and stay for an
-/// hour.
+/// Claims keys as the on-arrival ledger does, finds them as duplicates, reads and releases them. Their rows are expired
+/// then, and stay for an hour.
 async fn claim(adapter: &RedisAdapter) -> Result<(), StoreError> {
     let run = rand::random::<u64>();
-    let terms = CallTerms::on_claim(Token::random(), RETENTION);
+    let [terms, again] = [(); 2].map(|()| CallTerms::on_claim(Token::random(), RETENTION));
     for n in 0..KEYS {
         let key = DedupKey::new(NAMESPACE, &format!("{run:016x}-{n:02}")).expect("a key");
         adapter.claim(&key, &terms).await?;
-        let read = adapter.get(&key).await;
+        let (duplicate, read) = (adapter.claim(&key, &again).await, adapter.get(&key).await);
         adapter.release(&key, &terms).await?;
-        read?;
+        (duplicate?, read?);
     }
     Ok(())
 }
