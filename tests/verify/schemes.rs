@@ -176,7 +176,7 @@ fn signature_is_valid_for_five_minutes_before_and_after() {
             assert_eq!(verifier.verify(&head, &body, at(now)), verdict, "{sender:?}: {now}");
         }
     }
-    for (sender, case) in genuine().into_iter().filter(|(sender, _)| !signs_time(&sender)) {
+    for (sender, case) in genuine().into_iter().filter(|(sender, _)| !signs_time(sender)) {
         let (verifier, body) = (case.verifier(sender), case.body_utf8.as_bytes());
         assert_eq!(verifier.verify(&case.head(), body, at(i64::MAX)), Ok(()), "{sender:?}");
     }

@@ -142,7 +142,8 @@ async fn claim(adapter: &RedisAdapter) -> Result<(), StoreError> {
         adapter.claim(&key, &terms).await?;
         let (duplicate, read) = (adapter.claim(&key, &again).await, adapter.get(&key).await);
         adapter.release(&key, &terms).await?;
-        (duplicate?, read?);
+        duplicate?;
+        read?;
     }
     Ok(())
 }
