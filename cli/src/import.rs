@@ -200,7 +200,10 @@ fn time_of(text: &str) -> Option<SystemTime> {
         _ => digits.split_once(':')?,
     };
     let (hours, minutes): (u64, u64) = (hours.parse().ok()?, minutes.parse().ok()?);
-    let offset = Duration::from_secs((hours.min(24) * 60 + minutes.min(60)) * 60);
+    if hours >= 24 || minutes >= 60 {
+        return None;
+    }
+    let offset = Duration::from_secs((hours * 60 + minutes) * 60);
     if sign == "+" { time.checked_sub(offset) } else { time.checked_add(offset) }
 }
 
