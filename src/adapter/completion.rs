@@ -67,10 +67,22 @@ pub struct Completion {
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Own {
     pub(crate) database: Option<CompletedIn>,
-    /// A faster statement with its parameter. It refuses by writing no row.
-    pub(crate) lean: Option<(Arc<str>, String)>,
+    #[cfg(feature = "postgres")]
+    pub(crate) lean: Option<Lean>,
     /// Returns a row if this transaction has completed the events. It takes the parameter of [`Completion`].
     pub(crate) check: Option<Arc<str>>,
+}
+
+/// A faster statement for one event, with its parameters. It refuses by writing no row.
+#[cfg(feature = "postgres")]
+#[derive(Debug, Clone)]
+pub(crate) struct Lean {
+    pub(crate) sql: Arc<str>,
+    pub(crate) key: [u8; 16],
+    pub(crate) token: [u8; 16],
+    pub(crate) mark: String,
+    pub(crate) retention_ms: i64,
+    pub(crate) idle_ms: i32,
 }
 
 /// The database in which a store of this crate completes events. Not a part of the API.
@@ -189,6 +201,15 @@ pub trait CompletionDatabase: Database<Connection: CompletionConnection> + Seale
 /// A connection of sqlx on which [`Delivery::complete_in`](crate::Delivery::complete_in) completes events.
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub trait CompletionConnection: Connection + Sealed {
+    /// Completes the events in a transaction that this crate has begun. Returns `false` if it wrote none, where the
+    /// statement is not an error then. `is_last`: the COMMIT follows.
+    #[doc(hidden)]
+    fn completes(
+        &mut self,
+        completion: &Completion,
+        is_last: bool,
+    ) -> impl Future<Output = Result<bool, sqlx::Error>> + Send;
+
     /// Fails unless the transaction that this crate has begun goes on.
     #[doc(hidden)]
     fn still_within(&mut self) -> impl Future<Output = Result<(), sqlx::Error>> + Send;

@@ -66,7 +66,7 @@ impl Delivery {
     ) -> Result<DedupTx<DB>, CommitError> {
         let writes = self.writes()?;
         let mark = writes.mark();
-        let completion = writes.completion(self.held(), Some(&mark))?.first();
+        let completion = writes.completion(self.held(), Some(&mark))?;
         let line = DB::line(completion.own.database, pool).await?;
         let line = line.ok_or_else(CommitError::other_database)?;
         let (transaction, turn) = begin::<_, CommitError>(pool, &mark, line).await?;
@@ -270,21 +270,15 @@ impl<DB: CompletionDatabase> DedupTx<DB> {
         let writes = event.writes()?;
         if writes.of.writes.response().is_some() {
             // The handler may have set it after the beginning.
-            *completion = writes.completion(keys, Some(&writes.mark()))?.first();
+            *completion = writes.completion(keys, Some(&writes.mark()))?;
         }
-        let lean = completion.own.lean.as_ref().filter(|_| is_last);
-        let (sql, parameter) = match lean {
-            Some((sql, parameter)) => (sql, &**parameter),
-            None => (completion.shared_sql(), completion.parameter()),
-        };
         let written = async {
             connection
                 .still_within()
                 .await
                 .map_err(|error| CommitError::new(CommitErrorKind::Refused, error))?;
-            let is_written = connection.finds(sql, parameter).await?;
-            // The other statement refuses by an error.
-            if lean.is_none() || is_written { Ok(()) } else { Err(CommitError::refused()) }
+            let is_written = connection.completes(completion, is_last).await?;
+            if is_written { Ok(()) } else { Err(CommitError::refused()) }
         };
         event.noting_refusal(written.await)
     }

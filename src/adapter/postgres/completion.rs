@@ -6,7 +6,7 @@ use serde_json::json;
 use sqlx::postgres::{PgConnection, PgPool, Postgres};
 
 use super::super::completion::{
-    CompletedIn, Completion, CompletionConnection, CompletionDatabase, Own, Sealed,
+    CompletedIn, Completion, CompletionConnection, CompletionDatabase, Lean, Own, Sealed,
 };
 use super::super::sql::completion::{completion_json, idle_ms};
 use super::super::sql::statement::query;
@@ -14,7 +14,7 @@ use super::super::terms::CallTerms;
 use super::params::{Uuid, key_hash, retention_ms};
 use super::statements::Statements;
 use crate::error::StoreError;
-use crate::key::{DedupKey, hex};
+use crate::key::DedupKey;
 
 /// Makes the statement that completes these keys.
 pub(super) fn completion(
@@ -34,19 +34,29 @@ pub(super) fn completion(
             |key, sha256| json!({ "key": Uuid::from(key_hash(key)).to_string(), "sha256": sha256 }),
         )
     };
+    let sql = Arc::clone(&statements.completion);
+    let Some(mark) = mark else {
+        let own = Own { database: Some(CompletedIn::Postgres), ..Own::default() };
+        return Completion::new(sql, json(false)).with_first(json(true)).with_own(own);
+    };
     let lean = match keys {
-        // The mark says that the caller counts the rows.
-        [only] if mark.is_some() && terms.stores_nothing_with(only) => {
-            let (key, token) = (Uuid::from(key_hash(only)), hex(terms.token().as_bytes()));
-            let text = format!("{key} {token} {retention} {}", idle_ms(terms));
-            Some((Arc::clone(&statements.completion_lean), text))
-        }
+        [only] if terms.stores_nothing_with(only) => Some(Lean {
+            sql: Arc::clone(&statements.completion_lean),
+            key: key_hash(only).to_be_bytes(),
+            token: *terms.token().as_bytes(),
+            mark: mark.to_owned(),
+            retention_ms: retention,
+            idle_ms: idle_ms(terms),
+        }),
         _ => None,
     };
     let check = Some(Arc::clone(&statements.completion_check));
-    Completion::new(Arc::clone(&statements.completion), json(false))
-        .with_first(json(true))
-        .with_own(Own { database: Some(CompletedIn::Postgres), lean, check })
+    // The mark shows the transaction, whatever was written before.
+    Completion::new(sql, json(true)).with_own(Own {
+        database: Some(CompletedIn::Postgres),
+        lean,
+        check,
+    })
 }
 
 impl Sealed for Postgres {}
@@ -72,6 +82,23 @@ impl CompletionDatabase for Postgres {
 impl Sealed for PgConnection {}
 
 impl CompletionConnection for PgConnection {
+    async fn completes(
+        &mut self,
+        completion: &Completion,
+        is_last: bool,
+    ) -> Result<bool, sqlx::Error> {
+        let Some(lean) = completion.own.lean.as_ref().filter(|_| is_last) else {
+            return self.finds(completion.shared_sql(), completion.parameter()).await.map(|_| true);
+        };
+        let update = query(&lean.sql)
+            .bind(Uuid(lean.key))
+            .bind(Uuid(lean.token))
+            .bind(lean.mark.clone())
+            .bind(lean.retention_ms)
+            .bind(lean.idle_ms.to_string());
+        Ok(update.fetch_optional(self).await?.is_some())
+    }
+
     /// The completion itself looks for the mark.
     async fn still_within(&mut self) -> Result<(), sqlx::Error> {
         Ok(())

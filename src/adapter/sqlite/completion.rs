@@ -29,6 +29,7 @@ pub(super) fn completion(
     let parameter = completion_json(keys, terms, terms.retention_ms(), mark, false, event);
     Completion::new(Arc::clone(&statements.completion), parameter).with_own(Own {
         database: Some(CompletedIn::Sqlite { write_lock_timeout }),
+        #[cfg(feature = "postgres")]
         lean: None,
         check: Some(Arc::clone(&statements.completion_check)),
     })
@@ -74,6 +75,10 @@ impl CompletionDatabase for Sqlite {
 impl Sealed for SqliteConnection {}
 
 impl CompletionConnection for SqliteConnection {
+    async fn completes(&mut self, completion: &Completion, _: bool) -> Result<bool, sqlx::Error> {
+        self.finds(completion.shared_sql(), completion.parameter()).await.map(|_| true)
+    }
+
     async fn still_within(&mut self) -> Result<(), sqlx::Error> {
         sqlx::raw_sql("RELEASE tower_dedup").execute(self).await.map(drop)
     }
