@@ -302,8 +302,12 @@ impl ConfigError {
         Self::new(ConfigErrorKind::Url, "the store URL cannot be parsed")
     }
 
-    /// Returns the error of a URL scheme that no adapter has.
+    /// Returns the error of a URL scheme that no adapter has. Of a URL without a scheme, this may be the password.
     pub(crate) fn unknown_scheme(scheme: &str) -> Self {
+        let is_part = |byte: u8| byte.is_ascii_alphanumeric() || b"+-.".contains(&byte);
+        if !scheme.bytes().all(is_part) {
+            return Self::url();
+        }
         Self::new(ConfigErrorKind::Url, format!("no adapter for the scheme `{scheme}:`"))
     }
 

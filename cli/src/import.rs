@@ -196,7 +196,7 @@ fn time_of(text: &str) -> Option<SystemTime> {
     let (sign, digits) = offset.split_at(1);
     let (hours, minutes) = match digits.len() {
         2 => (digits, "0"),
-        4 => digits.split_at(2),
+        4 => digits.split_at_checked(2)?,
         _ => digits.split_once(':')?,
     };
     let (hours, minutes): (u64, u64) = (hours.parse().ok()?, minutes.parse().ok()?);
@@ -239,6 +239,7 @@ mod tests {
             "1769860800",
             "\u{20ac}Z",
             "2026-01-31T12:00:00\u{20ac}Z",
+            "2026-01-31T12:00:00+\u{20ac}x",
             "infinity",
         ] {
             assert_eq!(time_of(text), None, "{text}");

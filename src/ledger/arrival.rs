@@ -23,6 +23,7 @@
 //! | 5 | `releasing` drops the key | runs the handler |
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
@@ -33,6 +34,9 @@ use super::shared::Shared;
 use crate::adapter::contract::ClaimReply;
 use crate::error::{StoreError, StoreErrorKind};
 use crate::key::DedupKey;
+
+/// How much older a row may seem than it is: a store takes both times in whole milliseconds, and by a clock of its own.
+const AGE_ERROR: Duration = Duration::from_millis(10);
 
 /// A key that is complete in the store is in flight while the claim that completed it has no reply, or may be released:
 /// its handler may never run.
@@ -69,7 +73,7 @@ impl<'l> Doubt<'l> {
         for (key, reply) in replies {
             let Ok(ClaimReply::Duplicate(seen)) = &reply else { continue };
             // A row that is older than a claim was not written by it.
-            let may_be_by = |claimed_at: &Instant| claimed_at.elapsed() >= seen.age;
+            let may_be_by = |claimed_at: &Instant| claimed_at.elapsed() + AGE_ERROR >= seen.age;
             if claiming.any_beside(key, &self.own, may_be_by)
                 || releasing.contains(key)
                 || releasing.removals() != self.removals

@@ -147,23 +147,30 @@ async fn key_that_is_released_before_the_reply_is_never_a_duplicate() {
 }
 
 /// The store has executed the first claim, and its reply is lost: another delivery of this process waits until the claim is
-/// released, and then runs.
+/// released, and then runs. The store takes times in whole milliseconds, so a row may seem older than its claim.
 #[tokio::test(start_paused = true)]
 async fn duplicate_beside_a_claim_without_reply_waits_for_it() {
-    let claims = AtomicUsize::new(0);
-    let store = Hooked::default().after(StoreCall::Claim, move |_, _| {
-        let is_lost = claims.fetch_add(1, Ordering::SeqCst) == 0;
-        async move { if is_lost { pending().await } else { Ok(()) } }
-    });
-    let (store, handler) = (Arc::new(store), Handler::default());
-    let layer = DedupLayer::on_arrival(by_header(), Arc::clone(&store));
-    let (handle, service) = (layer.handle(), layer.layer(handler.service()));
-    let first = spawn_send(&service, request("a"));
-    tokio::time::sleep(Duration::from_millis(500)).await;
-    let second = send(&service, request("a")).await;
-    assert_eq!(first.await.unwrap(), 503);
-    assert_eq!(answered(&second), (200, None));
-    handle.drain().await;
-    assert_eq!(answered(&send(&service, request("a")).await), (200, Some("duplicate")));
-    assert_eq!(handler.runs(), 1);
+    for (at, later) in [(0, 500_000), (900, 200)] {
+        let claims = Arc::new(AtomicUsize::new(0));
+        let claimed = Arc::clone(&claims);
+        let store = Hooked::default().after(StoreCall::Claim, move |_, _| {
+            let is_lost = claimed.fetch_add(1, Ordering::SeqCst) == 0;
+            async move { if is_lost { pending().await } else { Ok(()) } }
+        });
+        let (store, handler) = (Arc::new(store), Handler::default());
+        let layer = DedupLayer::on_arrival(by_header(), Arc::clone(&store));
+        let (handle, service) = (layer.handle(), layer.layer(handler.service()));
+        tokio::time::advance(Duration::from_micros(at)).await;
+        let first = spawn_send(&service, request("a"));
+        while claims.load(Ordering::SeqCst) == 0 {
+            tokio::task::yield_now().await;
+        }
+        tokio::time::advance(Duration::from_micros(later)).await;
+        let second = send(&service, request("a")).await;
+        assert_eq!(first.await.unwrap(), 503);
+        assert_eq!(answered(&second), (200, None));
+        handle.drain().await;
+        assert_eq!(answered(&send(&service, request("a")).await), (200, Some("duplicate")));
+        assert_eq!(handler.runs(), 1);
+    }
 }

@@ -50,8 +50,6 @@ impl Endpoint {
         let tls = match server {
             "redis" | "valkey" => false,
             "rediss" | "valkeys" => true,
-            // Of a URL without a scheme, this may be the password.
-            _ if scheme.contains([':', '@']) => return Err(ConfigError::url().into()),
             _ => return Err(ConfigError::unknown_scheme(scheme).into()),
         };
         if tls && !cfg!(any(feature = "tls-rustls-no-provider", feature = "tls-native-tls")) {
