@@ -11,9 +11,9 @@ use tokio::time::timeout;
 use super::super::sql::{SqlAdapter, usable};
 use super::super::transaction::TransactionAdapter;
 use super::errors::{store_error, timed_out};
-use super::names::TableName;
 use super::options::PostgresOptions;
 use super::schema::create_sql;
+use super::statements::{TableName, Wait};
 use super::store::PostgresStore;
 use crate::error::StoreError;
 
@@ -105,12 +105,12 @@ impl PostgresAdapter {
     /// Returns the statements that [`migrate`](Self::migrate) runs, for your own migrations.
     #[must_use]
     pub fn schema_sql(&self) -> Vec<String> {
-        create_sql(&TableName::of(&self.0.table.options))
+        create_sql(&TableName::of(&self.0.options))
     }
 
     #[cfg(feature = "testing")]
     pub(crate) fn statements(&self) -> Vec<(&'static str, Arc<str>)> {
-        self.0.statements().by_name()
+        self.0.statements(Wait::Briefly).by_name()
     }
 
     /// Makes the schema, if it does not exist. Many processes may call it at once.
@@ -142,6 +142,6 @@ impl TransactionAdapter for PostgresAdapter {}
 impl fmt::Debug for PostgresAdapter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut adapter = f.debug_struct("PostgresAdapter");
-        adapter.field("options", &self.0.table.options).finish_non_exhaustive()
+        adapter.field("options", &self.0.options).finish_non_exhaustive()
     }
 }

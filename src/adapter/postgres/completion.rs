@@ -31,13 +31,13 @@ pub(super) fn completion(
             retention,
             mark,
             first,
-            |key, sha256| json!({ "key": Uuid::from(key_hash(key)).to_string(), "sha256": sha256 }),
+            |key, sha256| json!({ "key": Uuid(key_hash(key)).to_string(), "sha256": sha256 }),
         )
     };
     let lean = match keys {
         // The mark says that the caller counts the rows.
         [only] if mark.is_some() && terms.stores_nothing_with(only) => {
-            let (key, token) = (Uuid::from(key_hash(only)), hex(terms.token().as_bytes()));
+            let (key, token) = (Uuid(key_hash(only)), hex(terms.token().as_bytes()));
             let text = format!("{key} {token} {retention} {}", idle_ms(terms));
             Some((Arc::clone(&statements.completion_lean), text))
         }

@@ -10,7 +10,6 @@ mod completion;
 mod connections;
 mod errors;
 mod inspection;
-mod names;
 mod options;
 mod params;
 mod record;

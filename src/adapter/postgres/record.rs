@@ -12,7 +12,7 @@ use super::super::sql::{Call, Kind, RowCall, claimed, ready};
 use super::adapter::PostgresAdapter;
 use super::errors::{is_locked, store_error};
 use super::params::key_hash;
-use super::session::Link;
+use super::session::{Link, Session};
 use super::statements::Wait;
 use crate::error::StoreError;
 use crate::key::DedupKey;
@@ -42,7 +42,8 @@ impl PostgresAdapter {
                 .fetch_one(&mut *savepoint)
                 .await
                 .map_err(fault)?;
-        let mut session = store.session_over(Link::Within(&mut savepoint), Wait::Briefly);
+        let link = Link::Within(&mut savepoint);
+        let mut session = Session::new(Arc::clone(store), link, Wait::Briefly);
         let ran = session.run(Kind::ClaimComplete, slice::from_mut(&mut row), false).await;
         match ran {
             Err(error) if is_locked(&error) => {
