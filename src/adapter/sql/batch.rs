@@ -161,7 +161,7 @@ fn reply_to(call: &Arc<Call>, sent: &Arc<Call>, reply: Result<RowReply, StoreErr
 
 #[cfg(test)]
 mod tests {
-    use std::collections::{HashMap, HashSet};
+    use std::collections::HashMap;
 
     use http::{HeaderMap, StatusCode};
 
@@ -177,12 +177,9 @@ mod tests {
     #[derive(Default)]
     struct Table {
         rows: HashMap<u128, Token>,
-        /// Rows that open transactions hold.
-        held: HashSet<u128>,
-        /// How long a statement waits for a row that is held.
+        /// Rows that no statement can write, and how long a statement takes that meets one.
+        bad: Vec<u128>,
         waits: Duration,
-        /// A row that no statement can write.
-        bad: Option<u128>,
         /// A row that another program changes in every try of a completion.
         silent: Option<u128>,
         /// The number of the statement that is refused for no row's sake.
@@ -194,37 +191,24 @@ mod tests {
     impl RowExecutor for Table {
         async fn execute(&mut self, kind: Kind, rows: &mut [RowCall<'_>]) -> Option<Failed> {
             self.sent.push(rows.len());
-            let failed = |is_row_error| {
-                let error = StoreError::new(StoreErrorKind::Refused, "testing");
-                Some(Failed { error, is_row_error })
-            };
-            if self.refused == Some(self.sent.len()) {
-                return failed(false);
-            }
-            if rows.iter().any(|row| self.held.contains(&row.call.hash)) {
+            let is_row_error = rows.iter().any(|row| self.bad.contains(&row.call.hash));
+            if is_row_error {
                 std::thread::sleep(self.waits);
-                return match rows {
-                    [row] if kind.is_claim() => {
-                        row.reply = Some(Ok(RowReply::IN_FLIGHT));
-                        None
-                    }
-                    _ => failed(true),
-                };
             }
-            if rows.iter().any(|row| self.bad == Some(row.call.hash)) {
-                return failed(true);
+            if is_row_error || self.refused == Some(self.sent.len()) {
+                let error = StoreError::new(StoreErrorKind::Refused, "testing");
+                return Some(Failed { error, is_row_error });
             }
             for RowCall { call, reply } in rows {
                 let mine = call.terms.token();
                 let replied = match kind {
-                    _ if !call.has_caller() => continue,
+                    _ if !call.has_caller() || self.silent == Some(call.hash) => continue,
                     _ if kind.is_claim() => {
                         let token = *self.rows.entry(call.hash).or_insert(mine);
                         let seen = ClaimReply::Duplicate(Seen::new(Duration::ZERO));
                         let reply = if token == mine { ClaimReply::first(1, false) } else { seen };
                         RowReply::Claimed(reply, Some(*token.as_bytes()))
                     }
-                    _ if self.silent == Some(call.hash) => continue,
                     _ => RowReply::Completed(CompleteReply::Held),
                 };
                 *reply = Some(Ok(replied));
@@ -234,27 +218,26 @@ mod tests {
     }
 
     fn call_of(kind: Kind, id: u128) -> Arc<Call> {
-        let key = DedupKey::new("a", &id.to_string()).unwrap();
         let (token, minute) = (Token::random(), Duration::from_secs(60));
         let terms = match kind {
             Kind::ClaimComplete => CallTerms::on_claim(token, minute),
             _ => CallTerms::on_completion(token, minute, minute),
         };
-        Call::new(kind, &key, &terms, id)
+        Call::new(kind, &DedupKey::new("a", &id.to_string()).unwrap(), &terms, id)
     }
 
-    /// Returns a letter for the reply to each call.
+    /// Returns a letter for the reply to each call. Their callers wait.
     async fn execute(table: &mut Table, calls: &[Arc<Call>]) -> String {
         let _callers = calls.to_vec();
-        let replies = execute_batch(table, calls).await;
         let letter = |reply| match reply {
             Ok(RowReply::Claimed(ClaimReply::First { .. }, _)) => 'F',
             Ok(RowReply::Claimed(ClaimReply::Duplicate(_), _)) => 'D',
             Ok(RowReply::Claimed(ClaimReply::InFlight, _)) => 'I',
             Ok(_) => 'H',
+            Err(error) if StoreError::is_unknown(&error) => 'U',
             Err(_) => 'E',
         };
-        replies.into_iter().map(letter).collect()
+        execute_batch(table, calls).await.into_iter().map(letter).collect()
     }
 
     /// Returns how often each value stands in a row: `2×F 1×I`.
@@ -268,38 +251,21 @@ mod tests {
     async fn batch_with_a_bad_row_goes_in_parts_while_there_is_time() {
         // The parts of eight, and then the calls of the part with the row.
         const PARTS: &str = "1×64 8×8 8×1";
-        let table = |waits, held, bad, refused| {
-            let held = HashSet::from_iter(held);
-            Table { waits, held, bad, refused, ..Table::default() }
-        };
         let (at_once, late) = (Duration::ZERO, SPLIT_TIME * 2 / 3);
-        let held = |waits, row| table(waits, Some(row), None, None);
-        let bad = || table(at_once, None, Some(17), None);
-        let both = table(at_once, Some(17), Some(60), None);
-        let part_is_refused = table(at_once, Some(17), None, Some(3));
-        let all_are_refused = table(at_once, None, None, Some(1));
-        for (case, mut table, kind, replies, sent) in [
-            ("held", held(at_once, 17), Kind::Claim, "17×F 1×I 46×F", PARTS),
-            ("held", held(at_once, 17), Kind::Complete, "17×H 1×E 46×H", PARTS),
-            ("bad", bad(), Kind::Claim, "17×F 1×E 46×F", PARTS),
-            ("bad", bad(), Kind::Complete, "17×H 1×E 46×H", PARTS),
-            ("both", both, Kind::Claim, "17×F 1×I 42×F 1×E 3×F", "1×64 8×8 16×1"),
-            ("the time is over", held(SPLIT_TIME, 17), Kind::Claim, "64×E", "1×64"),
-            ("the time is over", held(SPLIT_TIME, 17), Kind::Complete, "64×E", "1×64"),
-            ("the time is over in part 2", held(late, 9), Kind::Complete, "8×H 56×E", "1×64 2×8"),
-            (
-                "another failure of part 2",
-                part_is_refused,
-                Kind::Claim,
-                "8×F 8×E 1×F 1×I 46×F",
-                PARTS,
-            ),
-            ("another failure", all_are_refused, Kind::Claim, "64×E", "1×64"),
+        for (bad, waits, refused, replies, sent) in [
+            (&[17][..], at_once, None, "17×F 1×E 46×F", PARTS),
+            (&[17, 60], at_once, None, "17×F 1×E 42×F 1×E 3×F", "1×64 8×8 16×1"),
+            // The time is over.
+            (&[17], SPLIT_TIME, None, "64×E", "1×64"),
+            (&[9], late, None, "8×F 56×E", "1×64 2×8"),
+            // A statement fails, and not because of a row.
+            (&[17], at_once, Some(3), "8×F 8×E 1×F 1×E 46×F", PARTS),
+            (&[], at_once, Some(1), "64×E", "1×64"),
         ] {
-            let calls: Vec<_> = (0..64).map(|id| call_of(kind, id)).collect();
+            let calls: Vec<_> = (0..64).map(|id| call_of(Kind::Claim, id)).collect();
+            let mut table = Table { bad: bad.to_vec(), waits, refused, ..Table::default() };
             let replied: Vec<_> = execute(&mut table, &calls).await.chars().collect();
-            assert_eq!(runs(&replied), replies, "{case} {kind:?}");
-            assert_eq!(runs(&table.sent), sent, "{case} {kind:?}");
+            assert_eq!((&*runs(&replied), &*runs(&table.sent)), (replies, sent));
         }
     }
 
@@ -307,10 +273,7 @@ mod tests {
     #[tokio::test]
     async fn completion_without_a_reply_has_an_unknown_outcome() {
         let mut table = Table { silent: Some(1), ..Table::default() };
-        let calls = [1, 2].map(|id| call_of(Kind::Complete, id));
-        let _callers = calls.to_vec();
-        let replies = execute_batch(&mut table, &calls).await;
-        assert!(matches!(&replies[..], [Err(error), Ok(_)] if error.is_unknown()), "{replies:?}");
+        assert_eq!(execute(&mut table, &[1, 2].map(|id| call_of(Kind::Complete, id))).await, "UH");
     }
 
     #[tokio::test]
@@ -322,16 +285,13 @@ mod tests {
         ] {
             let mut table = Table::default();
             let calls = [1, 1, 1, 2].map(|id| call_of(kind, id));
-            assert_eq!(execute(&mut table, &calls).await, replies, "{kind:?}");
-            assert_eq!(table.sent, sent, "{kind:?}");
+            assert_eq!((&*execute(&mut table, &calls).await, &*table.sent), (replies, sent));
         }
         // A claim without a lease keeps no other claim of its key in flight.
         let lapsed = CallTerms::on_completion(Token::random(), Duration::MAX, Duration::ZERO);
         let lapsed = Call::new(Kind::Claim, &DedupKey::new("a", "1").unwrap(), &lapsed, 1);
         let calls = [lapsed, call_of(Kind::Claim, 1)];
-        let mut table = Table::default();
-        assert_eq!(execute(&mut table, &calls).await, "FD");
-        assert_eq!(table.sent, [1, 1]);
+        assert_eq!(execute(&mut Table::default(), &calls).await, "FD");
     }
 
     /// The row is that of the second call, whose first reply was lost.
@@ -353,24 +313,20 @@ mod tests {
         assert!(matches!(&replies[..], [Err(_), Ok(reply)] if is_first(reply)), "{replies:?}");
     }
 
-    fn call(bytes: usize) -> Arc<Call> {
-        let key = DedupKey::new("a", "1").unwrap();
-        let terms = CallTerms::on_claim(Token::random(), Duration::ZERO);
-        let body = vec![0; bytes].into();
-        let response = StoredResponse::new(StatusCode::OK, HeaderMap::new(), body);
-        let terms = terms.with_response(response.into());
-        Call::new(Kind::Complete, &key, &terms, 0)
-    }
-
     #[test]
     fn batch_with_large_responses_is_sent_in_parts() {
+        let key = DedupKey::new("a", "1").unwrap();
+        let call = |bytes| {
+            let terms = CallTerms::on_claim(Token::random(), Duration::ZERO);
+            let response =
+                StoredResponse::new(StatusCode::OK, HeaderMap::new(), vec![0; bytes].into());
+            Call::new(Kind::Complete, &key, &terms.with_response(response.into()), 0)
+        };
         let small: Vec<_> = (0..1_024).map(|_| call(100)).collect();
         assert_eq!(in_parts(&small), [(0..1_024).collect::<Vec<_>>()]);
         let half = MAX_BYTES / 2;
-        let sizes = [half, half, 1, MAX_BYTES * 2, MAX_BYTES, 1];
-        let large: Vec<_> = sizes.map(call).into();
-        let parts = [vec![0, 1], vec![2], vec![3], vec![4], vec![5]];
-        assert_eq!(in_parts(&large), parts);
+        let large = [half, half, 1, MAX_BYTES * 2, MAX_BYTES, 1].map(call);
+        assert_eq!(in_parts(&large), [vec![0, 1], vec![2], vec![3], vec![4], vec![5]]);
         assert!(in_parts(&[]).is_empty());
     }
 }
