@@ -111,7 +111,9 @@ impl Connections {
         bind: Option<Bind<'_>>,
     ) -> Result<Fetched, sqlx::Error> {
         let (sql, bound) = (&self.replanner.text(sql), permission.bound(bound));
-        let mut pauses = repeats();
+        let pauses = ExponentialBuilder::new().with_min_delay(Duration::from_millis(1));
+        let pauses = pauses.with_max_delay(Duration::from_millis(50)).with_jitter();
+        let mut pauses = pauses.with_max_times(REPEATS).build();
         let mut lost = None;
         loop {
             let sent = match self.lend().await {
@@ -212,7 +214,8 @@ impl Connections {
                 Some(bind) => bind(query(sql)).fetch_all(connection).await?,
                 None => sqlx::raw_sql(AssertSqlSafe(Arc::clone(sql))).fetch_all(connection).await?,
             };
-            if rows.first().is_some_and(is_from_a_standby) {
+            // The server only follows another.
+            if rows.first().is_some_and(|row| row.try_get("standby").unwrap_or(false)) {
                 return Err(sqlx::Error::Protocol("the server is a standby".to_owned()));
             }
             Ok(rows)
@@ -251,21 +254,6 @@ impl Connections {
         });
         idle
     }
-}
-
-/// Returns the pauses between the repetitions of a statement.
-fn repeats() -> impl Iterator<Item = Duration> + Send {
-    ExponentialBuilder::new()
-        .with_min_delay(Duration::from_millis(1))
-        .with_max_delay(Duration::from_millis(50))
-        .with_jitter()
-        .with_max_times(REPEATS)
-        .build()
-}
-
-/// Returns `true` for a row from a server that only follows another.
-fn is_from_a_standby(row: &PgRow) -> bool {
-    row.try_get("standby").unwrap_or(false)
 }
 
 /// A statement that was sent. It is abandoned if this is dropped before its reply.

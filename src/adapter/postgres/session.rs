@@ -32,7 +32,6 @@ use super::super::sql::{
 };
 use super::abandoned::{Permission, Sender, Work};
 use super::completion::completion;
-use super::connections::Fetched;
 use super::errors::{is_locked, is_row_error, store_error};
 use super::params::{Bind, Bound, Uuid, bind_rows, key_hash, read_row, uuids, with_indexes};
 use super::schema::PREPARING;
@@ -207,7 +206,13 @@ impl<'c> Session<'c> {
         // A statement of its own: the statement that found a row may have begun before the row was
         // committed, and would not see it.
         let fetch = rows.first().map_or(Fetch::Nothing, |row| row.call.terms.fetch());
-        let found = self.read(&rows, fetch).await?;
+        let all = self.store.statements(self.wait);
+        let bind = |query: Bound| query.bind(uuids(&rows)).bind(false);
+        let returned = self.send(Work::Read, all.read(fetch), &bind).await?;
+        let mut found: Vec<_> = rows.iter().map(|_| None).collect();
+        for (index, row) in with_indexes(&rows, &returned)? {
+            found[index] = Some(read_row(row, fetch));
+        }
         let (mut unwritten, mut free, mut found_free) = (Vec::new(), Vec::new(), Vec::new());
         for (row, found) in rows.into_iter().zip(found) {
             row.reply = RowReply::of_row(found.as_ref(), kind, &row.call.terms);
@@ -259,10 +264,13 @@ impl<'c> Session<'c> {
             rows.iter_mut().for_each(|row| row.reply = Some(Ok(lost.clone())));
         }
         for (index, row) in written {
-            let mine = rows[index].call.terms.token().into();
+            let mine: Uuid = rows[index].call.terms.token().into();
+            // By position, in the order of RETURNING in `sql/complete.sql` and `sql/renew.sql`.
             rows[index].reply = Some(Ok(match kind {
-                Kind::Complete => completed_reply(row, mine)?,
-                // By position, as in RETURNING in `sql/renew.sql`.
+                Kind::Complete => {
+                    let is_held = row.try_get::<Option<Uuid>, _>(2)? == Some(mine);
+                    RowReply::Completed(completed(row.try_get::<i32, _>(1)?.into(), is_held))
+                }
                 Kind::Renew if row.try_get(1)? => RowReply::Renewed(RenewReply::Locked),
                 Kind::Renew => RowReply::Renewed(RenewReply::Held),
                 Kind::Release => RowReply::Released,
@@ -284,39 +292,17 @@ impl<'c> Session<'c> {
         let all = self.store.statements(self.wait);
         let bind = |query| bind_rows(query, rows).bind(&versions);
         let taken = self.send(work(kind), &all.claim_existing, &bind).await?;
-        let lost_reply = self.lost_reply;
         for (index, row) in with_indexes(rows, &taken)? {
-            let (mine, holder) = (rows[index].call.terms.token(), found[index].token);
+            let (mine, holder) = (*rows[index].call.terms.token().as_bytes(), found[index].token);
             // By position, in the order of RETURNING in `sql/*claim*.sql`.
-            let reply = match row.try_get::<Option<i32>, _>(1)? {
+            rows[index].reply = Some(Ok(match row.try_get::<Option<i32>, _>(1)? {
                 Some(attempts) => RowReply::first(attempts.into(), row.try_get(2)?),
-                None => {
-                    let is_own = holder.as_ref() == Some(mine.as_bytes());
-                    // It is read again: another call may hold it for a moment.
-                    if lost_reply || is_own {
-                        continue;
-                    }
-                    RowReply::Claimed(ClaimReply::InFlight, holder)
-                }
-            };
-            rows[index].reply = Some(Ok(reply));
+                // It is read again: another call may hold it for a moment.
+                None if self.lost_reply || holder == Some(mine) => continue,
+                None => RowReply::Claimed(ClaimReply::InFlight, holder),
+            }));
         }
         Ok(())
-    }
-
-    async fn read(
-        &mut self,
-        rows: &[&mut RowCall<'_>],
-        fetch: Fetch,
-    ) -> Result<Vec<Option<Row>>, sqlx::Error> {
-        let all = self.store.statements(self.wait);
-        let bind = |query: Bound| query.bind(uuids(rows)).bind(false);
-        let returned = self.send(Work::Read, all.read(fetch), &bind).await?;
-        let mut found: Vec<_> = rows.iter().map(|_| None).collect();
-        for (index, row) in with_indexes(rows, &returned)? {
-            found[index] = Some(read_row(row, fetch));
-        }
-        Ok(found)
     }
 
     async fn send(
@@ -331,21 +317,12 @@ impl<'c> Session<'c> {
         };
         let work = (work, self.store.options.statement_timeout);
         let fetched = self.store.connections.fetch(permission, work, sql, Some(bind)).await?;
-        let Fetched { rows, lost_reply } = fetched;
-        self.lost_reply |= lost_reply;
-        Ok(rows)
+        self.lost_reply |= fetched.lost_reply;
+        Ok(fetched.rows)
     }
 }
 
 /// Returns what a statement of this kind may wait for.
 fn work(kind: Kind) -> Work {
     if kind == Kind::Claim { Work::Write } else { Work::DurableWrite }
-}
-
-/// Returns the reply of a row that a completion wrote: its key, attempts and token.
-fn completed_reply(row: &PgRow, mine: Uuid) -> Result<RowReply, sqlx::Error> {
-    // By position, in the order of RETURNING in `sql/complete.sql`.
-    let attempts: i32 = row.try_get(1)?;
-    let token: Option<Uuid> = row.try_get(2)?;
-    Ok(RowReply::Completed(completed(attempts.into(), token == Some(mine))))
 }

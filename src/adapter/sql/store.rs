@@ -27,8 +27,7 @@ use super::super::contract::{
     StoreFuture,
 };
 use super::super::inspect::MaintenanceAdapter;
-use super::batch::{RowExecutor, execute_batch};
-use super::call::{Call, Kind, RowReply, missing_reply};
+use super::batch::{Call, Kind, RowExecutor, RowReply, execute_batch, missing_reply};
 use super::options::SqlOptions;
 use super::purge::{Purging, is_clock_paused};
 use super::queue::{BatchExecutor, Batcher, Bounds};
