@@ -1,21 +1,25 @@
-//! [`PostgresAdapter`]: how it is made.
+//! [`PostgresAdapter`]: how it is made, and keys that a program records in a transaction of its own, without a layer.
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
+use std::{fmt, slice};
 
-use sqlx::postgres::{PgPool, PgPoolOptions};
+use sqlx::postgres::{PgConnection, PgPool, PgPoolOptions};
 use sqlx::{ConnectOptions, Connection};
 use tokio::time::timeout;
 
-use super::super::sql::{SqlAdapter, usable};
+use super::super::contract::{CallTerms, ClaimReply, Token};
+use super::super::sql::{Call, Kind, RowCall, SqlAdapter, claimed, ready, usable};
 use super::super::transaction::TransactionAdapter;
-use super::errors::{store_error, timed_out};
-use super::names::TableName;
+use super::errors::{is_locked, store_error, timed_out};
 use super::options::PostgresOptions;
+use super::params::key_hash;
 use super::schema::create_sql;
+use super::session::{Link, Session};
+use super::statements::{TableName, Wait};
 use super::store::PostgresStore;
 use crate::error::StoreError;
+use crate::key::DedupKey;
 
 const CONNECTIONS: u32 = 10;
 const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -105,12 +109,12 @@ impl PostgresAdapter {
     /// Returns the statements that [`migrate`](Self::migrate) runs, for your own migrations.
     #[must_use]
     pub fn schema_sql(&self) -> Vec<String> {
-        create_sql(&TableName::of(&self.0.table.options))
+        create_sql(&TableName::of(&self.0.options))
     }
 
     #[cfg(feature = "testing")]
     pub(crate) fn statements(&self) -> Vec<(&'static str, Arc<str>)> {
-        self.0.statements().by_name()
+        self.0.statements(Wait::Briefly).by_name()
     }
 
     /// Makes the schema, if it does not exist. Many processes may call it at once.
@@ -122,6 +126,50 @@ impl PostgresAdapter {
     /// the next call tries again.
     pub async fn migrate(&self) -> Result<(), StoreError> {
         usable(self)?.migrate().await
+    }
+
+    /// Claims a key in a transaction of yours: the key is complete when, and only if, the transaction
+    /// commits.
+    ///
+    #[doc = include_str!("../../docs/stores/postgres_record_in.md")]
+    pub async fn record_in(
+        &self,
+        connection: &mut PgConnection,
+        key: &DedupKey,
+        retention: Duration,
+    ) -> Result<ClaimReply, StoreError> {
+        let fault = |error| store_error("claiming a key in a transaction", error);
+        let store = ready(self).await?;
+        let terms = CallTerms::on_claim(Token::random(), retention);
+        let call = Call::new(Kind::ClaimComplete, key, &terms, key_hash(key));
+        // This caller waits.
+        let _caller = Arc::clone(&call);
+        let mut row = RowCall::new(&call);
+        // A wait that is too long must not abort the user's transaction.
+        let mut savepoint = connection.begin().await.map_err(fault)?;
+        let timeout: String =
+            sqlx::query_scalar("SELECT pg_catalog.current_setting('lock_timeout')")
+                .fetch_one(&mut *savepoint)
+                .await
+                .map_err(fault)?;
+        let link = Link::Within(&mut savepoint);
+        let mut session = Session::new(Arc::clone(store), link, Wait::Briefly);
+        let ran = session.run(Kind::ClaimComplete, slice::from_mut(&mut row), false).await;
+        match ran {
+            Err(error) if is_locked(&error) => {
+                savepoint.rollback().await.map_err(fault)?;
+                return Ok(ClaimReply::InFlight);
+            }
+            ran => ran.map_err(fault)?,
+        }
+        // The claim has set its own.
+        sqlx::query("SELECT pg_catalog.set_config('lock_timeout', $1, true)")
+            .bind(timeout)
+            .execute(&mut *savepoint)
+            .await
+            .map_err(fault)?;
+        savepoint.commit().await.map_err(fault)?;
+        claimed(row.reply)
     }
 }
 
@@ -142,6 +190,6 @@ impl TransactionAdapter for PostgresAdapter {}
 impl fmt::Debug for PostgresAdapter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut adapter = f.debug_struct("PostgresAdapter");
-        adapter.field("options", &self.0.table.options).finish_non_exhaustive()
+        adapter.field("options", &self.0.options).finish_non_exhaustive()
     }
 }

@@ -31,7 +31,7 @@ pub(super) fn completion(
             retention,
             mark,
             first,
-            |key, sha256| json!({ "key": Uuid::from(key_hash(key)).to_string(), "sha256": sha256 }),
+            |key, sha256| json!({ "key": Uuid(key_hash(key)).to_string(), "sha256": sha256 }),
         )
     };
     let sql = Arc::clone(&statements.completion);
@@ -42,7 +42,7 @@ pub(super) fn completion(
     let lean = match keys {
         [only] if terms.stores_nothing_with(only) => Some(Lean {
             sql: Arc::clone(&statements.completion_lean),
-            key: key_hash(only).to_be_bytes(),
+            key: key_hash(only),
             token: *terms.token().as_bytes(),
             mark: mark.to_owned(),
             retention_ms: retention,

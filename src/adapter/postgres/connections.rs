@@ -23,7 +23,7 @@ use sqlx::{AssertSqlSafe, Row};
 use tokio::time::{sleep, timeout};
 
 use super::super::sql::statement::query;
-use super::abandoned::{OTHERS, Permission, Sender, Senders, Work};
+use super::abandoned::{OTHERS, Permission, Senders, Work};
 use super::errors::{is_broken, is_conflict, is_gone, is_timed_out, timed_out};
 use super::params::Bind;
 use super::statements::{Replanner, TAG};
@@ -51,7 +51,6 @@ pub(super) struct Connections {
     idle: Mutex<Vec<Own>>,
     /// How many of them there may be.
     most: usize,
-    statement_timeout: Duration,
     pub(super) senders: Senders,
     pub(super) replanner: Replanner,
 }
@@ -93,13 +92,12 @@ impl Connections {
             private,
             idle: Mutex::default(),
             most: most.saturating_add(OTHERS),
-            statement_timeout,
             senders: Senders::new(most, statement_timeout),
             replanner: Replanner::default(),
         }
     }
 
-    /// Runs one statement within `times` the usual bound. Returns its rows.
+    /// Runs one statement within `bound`; without `bind`, statements without parameters as one message. Returns its rows.
     ///
     /// The statement is repeated after a conflict, and if its connection turns out to be gone: a
     /// statement that is repeated with its token has the same result. A repetition may be refused
@@ -108,58 +106,33 @@ impl Connections {
     pub(super) async fn fetch(
         &self,
         permission: &Permission,
-        (work, times): (Work, u32),
+        (work, bound): (Work, Duration),
         sql: &Arc<str>,
-        bind: Bind<'_>,
+        bind: Option<Bind<'_>>,
     ) -> Result<Fetched, sqlx::Error> {
-        let sql = &self.replanner.text(sql);
-        let bound = permission.bound(self.statement_timeout.saturating_mul(times));
-        let mut pauses = repeats();
+        let (sql, bound) = (&self.replanner.text(sql), permission.bound(bound));
+        let pauses = ExponentialBuilder::new().with_min_delay(Duration::from_millis(1));
+        let pauses = pauses.with_max_delay(Duration::from_millis(50)).with_jitter();
+        let mut pauses = pauses.with_max_times(REPEATS).build();
         let mut lost = None;
         loop {
-            let own = match self.lend().await {
-                Ok(own) => own,
+            let sent = match self.lend().await {
+                Ok(own) => self.send(own, (work, bound), sql, bind).await,
                 Err(error) => return Err(lost.unwrap_or(error)),
             };
-            let error = match self.send(own, (work, bound), sql, Some(bind)).await {
+            let error = match sent {
                 Ok(rows) => return Ok(Fetched { rows, lost_reply: lost.is_some() }),
                 Err(error) => error,
             };
-            if is_timed_out(&error) {
-                return Err(error);
-            }
-            match pauses.next() {
-                Some(pause) if is_gone(&error) || is_conflict(&error) => sleep(pause).await,
-                _ => return Err(lost.unwrap_or(error)),
+            let is_again = !is_timed_out(&error) && (is_gone(&error) || is_conflict(&error));
+            match pauses.next().filter(|_| is_again) {
+                Some(pause) => sleep(pause).await,
+                None => return Err(lost.unwrap_or(error)),
             }
             if is_broken(&error) {
                 lost = Some(error);
             }
         }
-    }
-
-    /// Runs one statement beside the batches. It is its own transaction.
-    pub(super) async fn fetch_beside(
-        &self,
-        work: (Work, u32),
-        sql: &Arc<str>,
-        bind: Bind<'_>,
-    ) -> Result<Fetched, sqlx::Error> {
-        let permission = self.senders.permission(Sender::Other).await;
-        self.fetch(&permission, work, sql, bind).await
-    }
-
-    /// Runs statements without parameters within `bound`, once, as one message.
-    pub(super) async fn run(
-        &self,
-        permission: &Permission,
-        bound: Duration,
-        sql: String,
-    ) -> Result<(), sqlx::Error> {
-        let (own, work) = (self.lend().await?, Work::DurableWrite);
-        self.send(own, (work, permission.bound(bound)), &sql.into(), None).await?;
-        self.senders.succeeded(work);
-        Ok(())
     }
 
     /// Returns the connection that was used last, or opens one. If its runtime has ended, the statement fails at once
@@ -217,9 +190,11 @@ impl Connections {
         let fetched = self.reply(&mut own.connection, bound, sql, bind).await;
         sent.is_abandoned = fetched.as_ref().is_err_and(is_timed_out);
         sent.is_lost = fetched.as_ref().is_err_and(is_gone);
-        if !sent.is_lost {
-            self.keep(own);
+        let mut idle = self.idle();
+        if !sent.is_lost && idle.len() < self.most && !self.is_closed() {
+            idle.push(Own { used: Instant::now(), ..own });
         }
+        drop(idle);
         if fetched.is_ok() {
             self.senders.succeeded(Work::Read);
         }
@@ -239,7 +214,8 @@ impl Connections {
                 Some(bind) => bind(query(sql)).fetch_all(connection).await?,
                 None => sqlx::raw_sql(AssertSqlSafe(Arc::clone(sql))).fetch_all(connection).await?,
             };
-            if rows.first().is_some_and(is_from_a_standby) {
+            // The server only follows another.
+            if rows.first().is_some_and(|row| row.try_get("standby").unwrap_or(false)) {
                 return Err(sqlx::Error::Protocol("the server is a standby".to_owned()));
             }
             Ok(rows)
@@ -250,14 +226,6 @@ impl Connections {
         self.close_idle();
         let reply = timeout(bound.saturating_sub(LATE), reply).await;
         reply.unwrap_or_else(|_| Err(timed_out()))
-    }
-
-    /// Keeps a connection for the next statement, unless there are enough.
-    fn keep(&self, own: Own) {
-        let mut idle = self.idle();
-        if idle.len() < self.most && !self.is_closed() {
-            idle.push(Own { used: Instant::now(), ..own });
-        }
     }
 
     /// Closes the connections beside the pool. Later calls fail.
@@ -286,21 +254,6 @@ impl Connections {
         });
         idle
     }
-}
-
-/// Returns the pauses between the repetitions of a statement.
-fn repeats() -> impl Iterator<Item = Duration> + Send {
-    ExponentialBuilder::new()
-        .with_min_delay(Duration::from_millis(1))
-        .with_max_delay(Duration::from_millis(50))
-        .with_jitter()
-        .with_max_times(REPEATS)
-        .build()
-}
-
-/// Returns `true` for a row from a server that only follows another.
-fn is_from_a_standby(row: &PgRow) -> bool {
-    row.try_get("standby").unwrap_or(false)
 }
 
 /// A statement that was sent. It is abandoned if this is dropped before its reply.

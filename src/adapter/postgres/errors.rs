@@ -60,12 +60,6 @@ pub(super) fn is_conflict(error: &sqlx::Error) -> bool {
     has_code(error, &["40001", "40P01"])
 }
 
-/// Returns `true` if the server takes no writes, as after a failover: a new connection may lead to
-/// another server.
-pub(super) fn is_read_only(error: &sqlx::Error) -> bool {
-    has_code(error, &["25006"])
-}
-
 /// Returns `true` if the connection is gone, as all connections of a pool are after a restart of the
 /// server.
 pub(super) fn is_broken(error: &sqlx::Error) -> bool {
@@ -76,9 +70,10 @@ pub(super) fn is_broken(error: &sqlx::Error) -> bool {
     }
 }
 
-/// Returns `true` if a statement needs another connection.
+/// Returns `true` if a statement needs another connection: its own is gone, or leads to a server that takes no writes, as
+/// after a failover.
 pub(super) fn is_gone(error: &sqlx::Error) -> bool {
-    is_broken(error) || is_read_only(error)
+    is_broken(error) || has_code(error, &["25006"])
 }
 
 /// Returns the error of an abandoned statement.

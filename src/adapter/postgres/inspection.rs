@@ -8,9 +8,7 @@ use sqlx::Row as _;
 use sqlx::postgres::PgRow;
 
 use super::super::contract::{Fetch, StoreFuture};
-use super::super::inspect::{
-    Entry, ForgetReply, KeyState, ListFilter, Listing, MaintenanceAdapter, Stats,
-};
+use super::super::inspect::{Entry, ForgetReply, ListFilter, Listing, MaintenanceAdapter, Stats};
 use super::super::sql::{Columns as _, SqlAdapter as _, TRIES, listing, ready, stats};
 use super::abandoned::Work;
 use super::adapter::PostgresAdapter;
@@ -20,45 +18,38 @@ use super::params::{Bound, Uuid, key_hash, read_row};
 use crate::error::{StoreError, StoreErrorKind};
 use crate::key::DedupKey;
 
-const READ: (Work, u32) = (Work::Read, 1);
 /// A statement over many rows has six times as long as another.
 const LONG_READ: (Work, u32) = (Work::Read, 6);
+const LONG_WRITE: (Work, u32) = (Work::DurableWrite, 6);
 
 impl MaintenanceAdapter for PostgresAdapter {
     fn purge(&self, limit: u32) -> StoreFuture<'_, u64> {
         Box::pin(async move {
-            let (store, fault) = (ready(self).await?, |error| store_error("purging", error));
+            let store = ready(self).await?;
             let bind = |query: Bound| query.bind(i64::from(limit));
-            let (work, statements) = ((Work::DurableWrite, 6), store.statements());
-            let purged = store.connections.fetch_beside(work, &statements.purge, &bind).await;
-            let rows = purged.map_err(fault)?.rows;
-            rows.first().map_or(Ok(0), |row| row.count("count")).map_err(fault)
+            let purged = store.fetch(LONG_WRITE, |all| &all.purge, &bind).await;
+            let count =
+                purged.and_then(|it| it.rows.first().map_or(Ok(0), |row| row.count("count")));
+            count.map_err(|error| store_error("purging", error))
         })
     }
 
     fn stats(&self) -> StoreFuture<'_, Stats> {
         Box::pin(async move {
-            let (store, fault) =
-                (ready(self).await?, |error| store_error("reading statistics", error));
-            let statements = store.statements();
-            let read = async |work, sql| {
-                let read = store.connections.fetch_beside(work, sql, &|query| query).await;
-                read.map(|read| read.rows).map_err(fault)
+            let store = ready(self).await?;
+            let read = async {
+                let read = store.fetch(LONG_READ, |all| &all.stats, &|query| query).await?;
+                let Some(row) = read.rows.first() else { return Ok(Stats::default()) };
+                let mut stats = Stats { bytes: Some(row.count("bytes")?), ..stats(row)? };
+                if !stats.is_exact {
+                    // Nearly all of the rows that were not counted are complete.
+                    let more = row.count("estimate")?.saturating_sub(stats.rows);
+                    stats.rows += more;
+                    stats.complete += more;
+                }
+                Ok(stats)
             };
-            let size = read(READ, &statements.size).await?;
-            let rows = read(LONG_READ, &statements.stats).await?;
-            let (Some(size), Some(row)) = (size.first(), rows.first()) else {
-                return Ok(Stats::default());
-            };
-            let bytes = size.count("bytes").map_err(fault)?;
-            let mut stats = Stats { bytes: Some(bytes), ..stats(row).map_err(fault)? };
-            if !stats.is_exact {
-                // Nearly all of the rows that were not counted are complete.
-                let more = size.count("rows").map_err(fault)?.saturating_sub(stats.rows);
-                stats.rows += more;
-                stats.complete += more;
-            }
-            Ok(stats)
+            read.await.map_err(|error| store_error("reading statistics", error))
         })
     }
 
@@ -73,11 +64,12 @@ impl MaintenanceAdapter for PostgresAdapter {
         Box::pin(async move {
             let store = ready(self).await?;
             // No key is 0: it is a part of a SHA-256.
-            let after = after.map_or(Ok(Uuid([0; 16])), read_cursor)?;
+            let after = after.map_or(Ok(Uuid(0)), read_cursor)?;
             let bind = |query: Bound| {
                 query
                     .bind(after)
-                    .bind(filter.state.map(state_number))
+                    // The numbers of `sql/state.sql`.
+                    .bind(filter.state.map(|state| state as i32 + 1))
                     .bind(filter.namespace.as_deref())
                     .bind(filter.since.map(since_ms))
                     .bind(filter.attempts_over.map(i64::from))
@@ -86,8 +78,7 @@ impl MaintenanceAdapter for PostgresAdapter {
             };
             let cursor = |row: &PgRow| Ok(row.try_get::<Uuid, _>("key")?.to_string());
             let read = |row: &PgRow| read_row(row, Fetch::Nothing);
-            let sql = &store.statements().list;
-            let listed = store.connections.fetch_beside(LONG_READ, sql, &bind).await;
+            let listed = store.fetch(LONG_READ, |all| &all.list, &bind).await;
             let listed = listed.and_then(|it| listing(&it.rows, limit, cursor, read));
             listed.map_err(|error| store_error("listing keys", error))
         })
@@ -110,7 +101,6 @@ impl MaintenanceAdapter for PostgresAdapter {
         Box::pin(async move {
             let fault = |error| store_error(CONTEXT, error);
             let store = ready(self).await?;
-            let (statements, connections) = (store.statements(), &store.connections);
             for _ in 0..TRIES {
                 let row = store.read_key(key, Fetch::Nothing, false).await.map_err(fault)?;
                 let Some(row) = row.map(|row| read_row(&row, Fetch::Nothing)) else {
@@ -119,15 +109,15 @@ impl MaintenanceAdapter for PostgresAdapter {
                 if let Some(reply) = row.forgotten() {
                     return Ok(reply);
                 }
-                let bind = |query: Bound| query.bind(Uuid::from(key_hash(key))).bind(row.version);
-                let work = (Work::DurableWrite, 1);
-                let forgotten = connections.fetch_beside(work, &statements.forget, &bind).await;
+                let bind = |query: Bound| query.bind(Uuid(key_hash(key))).bind(row.version);
+                let forgotten =
+                    store.fetch((Work::DurableWrite, 1), |all| &all.forget, &bind).await;
                 if forgotten.as_ref().is_err_and(is_locked) {
                     return Ok(ForgetReply::InFlight);
                 }
                 let Fetched { rows, lost_reply } = forgotten.map_err(fault)?;
                 if !rows.is_empty() {
-                    connections.senders.succeeded(Work::DurableWrite);
+                    store.connections.senders.succeeded(Work::DurableWrite);
                     return Ok(ForgetReply::Removed);
                 }
                 // The lost try may have written the row, or another call has.
@@ -146,20 +136,10 @@ impl MaintenanceAdapter for PostgresAdapter {
 
 /// Reads a cursor: the last key, as 32 hexadecimal digits.
 fn read_cursor(cursor: &str) -> Result<Uuid, StoreError> {
-    let key = u128::from_str_radix(cursor, 16).map(Uuid::from).ok();
+    let key = u128::from_str_radix(cursor, 16).map(Uuid).ok();
     key.filter(|key| key.to_string() == cursor).ok_or_else(|| {
         StoreError::new(StoreErrorKind::Refused, "listing keys: the cursor is not of this store")
     })
-}
-
-/// Returns the number of a state in `sql/state.sql`.
-fn state_number(state: KeyState) -> i32 {
-    match state {
-        KeyState::InFlight => 1,
-        KeyState::Lapsed => 2,
-        KeyState::Released => 3,
-        KeyState::Complete => 4,
-    }
 }
 
 /// Returns a time before now that a `timestamptz` can hold: a thousand years at most.

@@ -18,7 +18,7 @@ use crate::key::DedupKey;
 
 /// A `uuid`, without sqlx's feature of that name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Uuid(pub(super) [u8; 16]);
+pub(super) struct Uuid(pub(super) u128);
 
 // The type numbers of the catalogue: <https://github.com/postgres/postgres/blob/master/src/include/catalog/pg_type.dat>.
 const UUID: PgTypeInfo = PgTypeInfo::with_oid(Oid(2950));
@@ -26,7 +26,7 @@ const UUID_ARRAY: PgTypeInfo = PgTypeInfo::with_oid(Oid(2951));
 
 impl fmt::Display for Uuid {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:032x}", u128::from_be_bytes(self.0))
+        write!(f, "{:032x}", self.0)
     }
 }
 
@@ -44,7 +44,7 @@ impl PgHasArrayType for Uuid {
 
 impl Encode<'_, Postgres> for Uuid {
     fn encode_by_ref(&self, buffer: &mut PgArgumentBuffer) -> Result<IsNull, BoxDynError> {
-        buffer.extend_from_slice(&self.0);
+        buffer.extend_from_slice(&self.0.to_be_bytes());
         Ok(IsNull::No)
     }
 }
@@ -52,19 +52,13 @@ impl Encode<'_, Postgres> for Uuid {
 impl<'r> Decode<'r, Postgres> for Uuid {
     fn decode(value: PgValueRef<'r>) -> Result<Self, BoxDynError> {
         let bytes = <&[u8] as Decode<Postgres>>::decode(value)?;
-        Ok(Self(bytes.try_into()?))
+        Ok(Self(u128::from_be_bytes(bytes.try_into()?)))
     }
 }
 
 impl From<Token> for Uuid {
     fn from(token: Token) -> Self {
-        Self(*token.as_bytes())
-    }
-}
-
-impl From<u128> for Uuid {
-    fn from(hash: u128) -> Self {
-        Self(hash.to_be_bytes())
+        Self(u128::from_be_bytes(*token.as_bytes()))
     }
 }
 
@@ -91,7 +85,6 @@ pub(super) fn with_indexes<'r>(
     let mut found = Vec::with_capacity(returned.len());
     for row in returned {
         let Uuid(key) = row.try_get(0)?;
-        let key = u128::from_be_bytes(key);
         if let Ok(at) = indexes.binary_search_by_key(&key, |(hash, _)| *hash) {
             found.push((indexes[at].1, row));
         }
@@ -114,7 +107,7 @@ pub(super) type Bind<'b> = &'b (dyn Fn(Bound) -> Bound + Sync);
 
 /// Returns the primary keys of rows.
 pub(super) fn uuids(rows: &[&mut RowCall<'_>]) -> Vec<Uuid> {
-    rows.iter().map(|row| row.call.hash.into()).collect()
+    rows.iter().map(|row| Uuid(row.call.hash)).collect()
 }
 
 /// Binds the rows of a statement, `$1` to `$11`: keys and data as arrays, and their terms, which are equal. A statement may
@@ -170,7 +163,7 @@ fn try_read_row(row: &PgRow, fetch: Fetch) -> Result<Row, sqlx::Error> {
     let time = |column: usize| row.try_get_unchecked::<i64, _>(column).map(millis);
     // By position, in the order of `sql/get.sql` and `sql/read.sql`: a lookup by name costs more.
     let read = Row {
-        token: row.try_get::<Option<Uuid>, _>(1)?.map(|Uuid(token)| token),
+        token: row.try_get::<Option<Uuid>, _>(1)?.map(|Uuid(token)| token.to_be_bytes()),
         version: row.try_get(VERSION)?,
         attempts: row.try_get::<i32, _>(2)?.into(),
         takeover: row.try_get(3)?,

@@ -1,18 +1,16 @@
-//! [`Table`]: where the table is, and how it is made.
+//! How the table is found, and how it is made.
 
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use sqlx::Row as _;
-use sqlx::postgres::PgRow;
 
 use super::super::sql::statement::render;
-use super::abandoned::{Permission, Sender, Work};
-use super::connections::{Connections, Fetched};
+use super::abandoned::{Sender, Work};
 use super::errors::store_error;
-use super::names::{TableName, literal, quoted};
-use super::options::{PostgresOptions, may_be_plain_text};
-use super::statements::{ByWait, Statements, tagged};
+use super::options::may_be_plain_text;
+use super::statements::{Statements, TableName, Wait, literal, quoted};
+use super::store::PostgresStore;
 use crate::error::{StoreError, StoreErrorKind};
 use crate::observe;
 
@@ -22,42 +20,29 @@ pub(super) const VERSION: i32 = 1;
 /// For how long a migration may run.
 const MAINTENANCE_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// Where the table is, or is to be.
-pub(super) struct Table {
-    pub(super) options: PostgresOptions,
-    find: Arc<str>,
-    /// Names the schema after the table is found: a `search_path` that changes later names no other
-    /// table.
-    statements: RwLock<ByWait>,
-}
-
-impl Table {
-    pub(super) fn new(options: PostgresOptions) -> Self {
-        let name = TableName::of(&options);
-        Self {
-            find: tagged(&name.find()),
-            statements: RwLock::new(Statements::by_wait(&name, &options)),
-            options,
-        }
-    }
-
-    /// Returns the statements that were last made.
-    pub(super) fn statements(&self) -> ByWait {
-        self.statements.read().unwrap_or_else(PoisonError::into_inner).clone()
+impl PostgresStore {
+    /// Finds the table, or makes it.
+    pub(super) async fn migrate(&self) -> Result<(), StoreError> {
+        let _turn = self.migration.lock().await;
+        self.find_or_make(true, None).await
     }
 
     /// Finds the table. Makes it if it is missing and this is allowed. A migration waits for `lock_timeout`
     /// for another one.
     pub(super) async fn find_or_make(
         &self,
-        connections: &Connections,
         may_make: bool,
         lock_timeout: Option<Duration>,
     ) -> Result<(), StoreError> {
         let fault = |error| store_error(PREPARING, error);
         let refused = |text| Err(StoreError::new(StoreErrorKind::Refused, text));
-        let permission = &connections.senders.permission(Sender::Other).await;
-        let found = read_row(connections, permission, &self.find).await?;
+        let permission = &self.connections.senders.permission(Sender::Other).await;
+        let read = async |sql: &Arc<str>| {
+            let work = (Work::Read, self.options.statement_timeout);
+            let read = self.connections.fetch(permission, work, sql, Some(&|query| query)).await;
+            read.and_then(|read| read.rows.into_iter().next().ok_or(sqlx::Error::RowNotFound))
+        };
+        let found = read(&self.statements(Wait::Briefly).find).await.map_err(fault)?;
         let encoding: String = found.try_get("encoding").map_err(fault)?;
         // SQL_ASCII takes every byte. All other encodings lack characters that an id may have, and
         // would refuse its deliveries for ever.
@@ -78,8 +63,8 @@ impl Table {
         // Without the table, and without the right to make it, the server's error says so.
         let mut is_current = false;
         if exists || !may_make {
-            let row = read_row(connections, permission, &statements[0].version).await?;
-            is_current = row.try_get::<i32, _>(0).map_err(fault)? >= VERSION;
+            let version = read(&statements[0].version).await.map_err(fault)?;
+            is_current = version.try_get::<i32, _>(0).map_err(fault)? >= VERSION;
         }
         if !is_current && !may_make {
             return refused("the Postgres schema is of an older version");
@@ -88,37 +73,23 @@ impl Table {
             // One message: if the call is dropped, the server still commits all of it or nothing.
             let sql = migration(create_sql(&name), lock_timeout);
             let bound = lock_timeout.map_or(MAINTENANCE_TIMEOUT, |wait| 2 * wait);
-            connections.run(permission, bound, sql).await.map_err(fault)?;
+            let work = (Work::DurableWrite, bound);
+            self.connections.fetch(permission, work, &sql.into(), None).await.map_err(fault)?;
+            self.connections.senders.succeeded(Work::DurableWrite);
         }
-        *self.statements.write().unwrap_or_else(PoisonError::into_inner) = statements;
-        Ok(())
-    }
-
-    /// Warns if a connection to another host is not encrypted. A server that does not say so causes no warning, and no
-    /// error.
-    pub(super) async fn warn_of_plain_text(&self, connections: &Connections) {
-        let options = connections.pool.connect_options();
-        if !may_be_plain_text(&options) {
-            return;
-        }
-        let sql = &self.statements()[0].encrypted;
-        let read = connections.fetch_beside((Work::Read, 1), sql, &|query| query).await;
-        let Ok(Fetched { rows, .. }) = read else { return };
-        if matches!(rows.first().map(|row| row.try_get(0)), Some(Ok(false))) {
+        let options = self.connections.pool.connect_options();
+        // A server that does not say so causes no warning, and no error.
+        if !self.common.has_table()
+            && may_be_plain_text(&options)
+            && let Ok(row) = read(&statements[0].encrypted).await
+            && matches!(row.try_get(0), Ok(false))
+        {
             observe::not_encrypted(options.get_host());
         }
+        self.set_statements(statements);
+        self.common.set_has_table();
+        Ok(())
     }
-}
-
-/// Reads the row of a statement without parameters.
-async fn read_row(
-    connections: &Connections,
-    permission: &Permission,
-    sql: &Arc<str>,
-) -> Result<PgRow, StoreError> {
-    let read = connections.fetch(permission, (Work::Read, 1), sql, &|query| query).await;
-    let row = read.and_then(|read| read.rows.into_iter().next().ok_or(sqlx::Error::RowNotFound));
-    row.map_err(|error| store_error(PREPARING, error))
 }
 
 /// Returns the statements that make the schema.
@@ -144,7 +115,7 @@ pub(super) fn create_sql(name: &TableName) -> Vec<String> {
 
 /// Returns the migration as one message: one implicit transaction, without a `BEGIN` that could stay
 /// open. Without a `lock_timeout`, it waits for other migrations and for open transactions.
-pub(super) fn migration(statements: Vec<String>, lock_timeout: Option<Duration>) -> String {
+fn migration(statements: Vec<String>, lock_timeout: Option<Duration>) -> String {
     let wait = lock_timeout
         .map(|wait| format!("SELECT set_config('lock_timeout', '{}ms', true)", wait.as_millis()));
     // A crash of the server must not remove a table that a process has found: the role of that process

@@ -17,50 +17,31 @@
 //! is then sent again by statements that pass over such rows, which cost more: see [`Wait`]. They are used for the next
 //! 10 s. A completion or a release of a row that was passed over is sent alone, beside the queue, and waits.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use sqlx::Row as _;
-use sqlx::postgres::{PgConnection, PgRow};
+use sqlx::postgres::{PgConnection, PgPool, PgRow, Postgres};
 
-use super::super::contract::{ClaimReply, Fetch, RenewReply};
+use super::super::contract::{CallTerms, ClaimReply, Completion, Fetch, RenewReply};
 use super::super::sql::statement::query;
 use super::super::sql::{
-    Failed, Kind, Row, RowCall, RowExecutor, RowReply, TRIES, completed, unanswered,
+    Common, Failed, Kind, READING_RESPONSE, Row, RowCall, RowExecutor, RowReply, SqlStore, TRIES,
+    completed, unanswered,
 };
-use super::abandoned::{Permission, Work};
-use super::connections::{Connections, Fetched};
+use super::abandoned::{Permission, Sender, Work};
+use super::completion::completion;
 use super::errors::{is_locked, is_row_error, store_error};
-use super::params::{Bind, Bound, Uuid, bind_rows, read_row, uuids, with_indexes};
-use super::statements::{ByWait, Statements, Wait};
+use super::params::{Bind, Bound, Uuid, bind_rows, key_hash, read_row, uuids, with_indexes};
+use super::schema::PREPARING;
+use super::statements::Wait;
+use super::store::PostgresStore;
+use crate::error::{StoreError, StoreErrorKind};
+use crate::key::DedupKey;
 
-/// For how long batches pass over rows that open transactions hold, after one has waited for such a row.
-const PASS_OVER_FOR: Duration = Duration::from_secs(10);
-
-/// What batches have met in the table.
-#[derive(Default)]
-pub(super) struct Met {
-    /// Whether claims read before they insert: while at least half of their keys are known. An insertion shows without
-    /// extra cost whether a key is new; the row of a known key takes a second statement, and with it a duplicate costs
-    /// the server two to three times the CPU.
-    known: AtomicBool,
-    /// When a batch last waited for a row that an open transaction holds.
-    held: Mutex<Option<Instant>>,
-}
-
-impl Met {
-    /// Returns how a batch meets a row that an open transaction holds.
-    pub(super) fn wait(&self) -> Wait {
-        let met = *self.held.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_recent = met.is_some_and(|met| met.elapsed() < PASS_OVER_FOR);
-        if is_recent { Wait::PassOver } else { Wait::Briefly }
-    }
-
-    fn note_held(&self) {
-        *self.held.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
-    }
-}
+/// How long a migration that a call makes waits on the server for another one.
+const MIGRATION_WAIT: Duration = Duration::from_secs(5);
 
 /// Where a session sends its statements.
 pub(super) enum Link<'c> {
@@ -72,27 +53,85 @@ pub(super) enum Link<'c> {
 
 /// Runs statements.
 pub(crate) struct Session<'c> {
-    pub(super) connections: Arc<Connections>,
-    pub(super) met: Arc<Met>,
-    pub(super) statements: ByWait,
-    pub(super) link: Link<'c>,
+    store: Arc<PostgresStore>,
+    link: Link<'c>,
     /// How batches meet rows that open transactions hold.
-    pub(super) wait: Wait,
+    wait: Wait,
     /// How many rows needed no write.
-    pub(super) known: usize,
+    known: usize,
     /// Whether a statement may have written rows whose reply was lost.
-    pub(super) lost_reply: bool,
+    lost_reply: bool,
+}
+
+impl SqlStore for PostgresStore {
+    type Database = Postgres;
+    type Session = Session<'static>;
+
+    fn common(&self) -> &Common {
+        &self.common
+    }
+
+    fn pool(&self) -> &PgPool {
+        &self.connections.pool
+    }
+
+    fn is_closed(&self) -> bool {
+        self.connections.is_closed()
+    }
+
+    fn on_pool_closed(&self) {
+        self.connections.close_idle();
+    }
+
+    /// For one call at a time, and in a task of its own: a migration that was dropped would leave a session on the
+    /// server.
+    async fn prepare(self: &Arc<Self>) -> Result<(), StoreError> {
+        let turn = Arc::clone(&self.migration).lock_owned().await;
+        if self.common.has_table() {
+            return Ok(());
+        }
+        let store = Arc::clone(self);
+        let prepare = async move {
+            let _turn = turn;
+            store.find_or_make(store.options.makes_table, Some(MIGRATION_WAIT)).await
+        };
+        let prepared = tokio::spawn(prepare).await;
+        prepared.unwrap_or_else(|_| Err(StoreError::new(StoreErrorKind::Unavailable, PREPARING)))
+    }
+
+    fn hash(key: &DedupKey) -> u128 {
+        key_hash(key)
+    }
+
+    async fn session(self: &Arc<Self>, alone: bool) -> Result<Session<'static>, StoreError> {
+        let sender = if alone { Sender::Alone } else { Sender::Batch };
+        let permission = self.connections.senders.permission(sender).await;
+        let wait = if alone { Wait::Long } else { self.wait() };
+        Ok(Session::new(Arc::clone(self), Link::Own(permission), wait))
+    }
+
+    async fn read_response(&self, key: &DedupKey) -> Result<Option<Row>, StoreError> {
+        let fetch = Fetch::DigestAndResponse;
+        let row = self.read_key(key, fetch, false).await;
+        let row = row.map_err(|error| store_error(READING_RESPONSE, error))?;
+        Ok(row.map(|row| read_row(&row, fetch)))
+    }
+
+    fn completion(&self, keys: &[DedupKey], terms: &CallTerms, mark: Option<&str>) -> Completion {
+        completion(&self.statements(Wait::Briefly), keys, terms, mark)
+    }
 }
 
 impl RowExecutor for Session<'_> {
     async fn execute(&mut self, kind: Kind, rows: &mut [RowCall<'_>]) -> Option<Failed> {
-        let is_known = kind.is_claim() && self.met.known.load(Ordering::Relaxed);
+        let store = Arc::clone(&self.store);
+        let is_known = kind.is_claim() && store.known.load(Ordering::Relaxed);
         let reads_first = is_known || kind == Kind::Check;
         self.known = 0;
         let mut error = self.run(kind, rows, reads_first).await.err();
         // One wait is enough: this batch and the next ones pass over the row.
         if self.wait == Wait::Briefly && error.as_ref().is_some_and(is_locked) {
-            self.met.note_held();
+            store.note_held();
             self.wait = Wait::PassOver;
             error = self.run(kind, rows, reads_first).await.err();
         }
@@ -103,11 +142,7 @@ impl RowExecutor for Session<'_> {
         }
         let answered = sent - left.len();
         if kind.is_claim() && answered > 0 {
-            let known = self.known * 2 >= answered;
-            // Every claim reads the flag, and few change it.
-            if known != self.met.known.load(Ordering::Relaxed) {
-                self.met.known.store(known, Ordering::Relaxed);
-            }
+            store.known.store(self.known * 2 >= answered, Ordering::Relaxed);
         }
         let error = error?;
         let (is_row_error, is_locked) = (is_row_error(&error), is_locked(&error));
@@ -127,9 +162,9 @@ impl RowExecutor for Session<'_> {
     }
 }
 
-impl Session<'_> {
-    fn all(&self) -> Arc<Statements> {
-        Arc::clone(&self.statements[self.wait as usize])
+impl<'c> Session<'c> {
+    pub(super) fn new(store: Arc<PostgresStore>, link: Link<'c>, wait: Wait) -> Self {
+        Self { store, link, wait, known: 0, lost_reply: false }
     }
 
     /// Sends the statements for the rows without a reply. After an error, some more rows may have their reply.
@@ -171,7 +206,13 @@ impl Session<'_> {
         // A statement of its own: the statement that found a row may have begun before the row was
         // committed, and would not see it.
         let fetch = rows.first().map_or(Fetch::Nothing, |row| row.call.terms.fetch());
-        let found = self.read(&rows, fetch).await?;
+        let all = self.store.statements(self.wait);
+        let bind = |query: Bound| query.bind(uuids(&rows)).bind(false);
+        let returned = self.send(Work::Read, all.read(fetch), &bind).await?;
+        let mut found: Vec<_> = rows.iter().map(|_| None).collect();
+        for (index, row) in with_indexes(&rows, &returned)? {
+            found[index] = Some(read_row(row, fetch));
+        }
         let (mut unwritten, mut free, mut found_free) = (Vec::new(), Vec::new(), Vec::new());
         for (row, found) in rows.into_iter().zip(found) {
             row.reply = RowReply::of_row(found.as_ref(), kind, &row.call.terms);
@@ -198,7 +239,7 @@ impl Session<'_> {
         kind: Kind,
         rows: &mut [&mut RowCall<'_>],
     ) -> Result<(), sqlx::Error> {
-        let all = self.all();
+        let all = self.store.statements(self.wait);
         let sql = match kind {
             Kind::Claim => &all.claim_insert,
             Kind::ClaimComplete => &all.claim_complete_insert,
@@ -210,12 +251,12 @@ impl Session<'_> {
         };
         let returned = self.send(work(kind), sql, &|query| bind_rows(query, rows)).await?;
         if kind.is_claim() {
-            self.connections.replanner.note_rows(returned.len());
+            self.store.connections.replanner.note_rows(returned.len());
         }
         // A statement that writes nothing waits for no disk and no standby. A renewal also returns rows that it has not
         // written.
         if kind != Kind::Renew && !returned.is_empty() && matches!(self.link, Link::Own(_)) {
-            self.connections.senders.succeeded(work(kind));
+            self.store.connections.senders.succeeded(work(kind));
         }
         let written = with_indexes(rows, &returned)?;
         if kind == Kind::Renew {
@@ -223,10 +264,13 @@ impl Session<'_> {
             rows.iter_mut().for_each(|row| row.reply = Some(Ok(lost.clone())));
         }
         for (index, row) in written {
-            let mine = rows[index].call.terms.token().into();
+            let mine: Uuid = rows[index].call.terms.token().into();
+            // By position, in the order of RETURNING in `sql/complete.sql` and `sql/renew.sql`.
             rows[index].reply = Some(Ok(match kind {
-                Kind::Complete => completed_reply(row, mine)?,
-                // By position, as in RETURNING in `sql/renew.sql`.
+                Kind::Complete => {
+                    let is_held = row.try_get::<Option<Uuid>, _>(2)? == Some(mine);
+                    RowReply::Completed(completed(row.try_get::<i32, _>(1)?.into(), is_held))
+                }
                 Kind::Renew if row.try_get(1)? => RowReply::Renewed(RenewReply::Locked),
                 Kind::Renew => RowReply::Renewed(RenewReply::Held),
                 Kind::Release => RowReply::Released,
@@ -245,42 +289,20 @@ impl Session<'_> {
         found: &[Row],
     ) -> Result<(), sqlx::Error> {
         let versions: Vec<_> = found.iter().map(|row| row.version).collect();
-        let all = self.all();
+        let all = self.store.statements(self.wait);
         let bind = |query| bind_rows(query, rows).bind(&versions);
         let taken = self.send(work(kind), &all.claim_existing, &bind).await?;
-        let lost_reply = self.lost_reply;
         for (index, row) in with_indexes(rows, &taken)? {
-            let (mine, holder) = (rows[index].call.terms.token(), found[index].token);
+            let (mine, holder) = (*rows[index].call.terms.token().as_bytes(), found[index].token);
             // By position, in the order of RETURNING in `sql/*claim*.sql`.
-            let reply = match row.try_get::<Option<i32>, _>(1)? {
+            rows[index].reply = Some(Ok(match row.try_get::<Option<i32>, _>(1)? {
                 Some(attempts) => RowReply::first(attempts.into(), row.try_get(2)?),
-                None => {
-                    let is_own = holder.as_ref() == Some(mine.as_bytes());
-                    // It is read again: another call may hold it for a moment.
-                    if lost_reply || is_own {
-                        continue;
-                    }
-                    RowReply::Claimed(ClaimReply::InFlight, holder)
-                }
-            };
-            rows[index].reply = Some(Ok(reply));
+                // It is read again: another call may hold it for a moment.
+                None if self.lost_reply || holder == Some(mine) => continue,
+                None => RowReply::Claimed(ClaimReply::InFlight, holder),
+            }));
         }
         Ok(())
-    }
-
-    async fn read(
-        &mut self,
-        rows: &[&mut RowCall<'_>],
-        fetch: Fetch,
-    ) -> Result<Vec<Option<Row>>, sqlx::Error> {
-        let all = self.all();
-        let bind = |query: Bound| query.bind(uuids(rows)).bind(false);
-        let returned = self.send(Work::Read, all.read(fetch), &bind).await?;
-        let mut found: Vec<_> = rows.iter().map(|_| None).collect();
-        for (index, row) in with_indexes(rows, &returned)? {
-            found[index] = Some(read_row(row, fetch));
-        }
-        Ok(found)
     }
 
     async fn send(
@@ -293,22 +315,14 @@ impl Session<'_> {
             Link::Own(permission) => permission,
             Link::Within(connection) => return bind(query(sql)).fetch_all(&mut **connection).await,
         };
-        let Fetched { rows, lost_reply } =
-            self.connections.fetch(permission, (work, 1), sql, bind).await?;
-        self.lost_reply |= lost_reply;
-        Ok(rows)
+        let work = (work, self.store.options.statement_timeout);
+        let fetched = self.store.connections.fetch(permission, work, sql, Some(bind)).await?;
+        self.lost_reply |= fetched.lost_reply;
+        Ok(fetched.rows)
     }
 }
 
 /// Returns what a statement of this kind may wait for.
 fn work(kind: Kind) -> Work {
     if kind == Kind::Claim { Work::Write } else { Work::DurableWrite }
-}
-
-/// Returns the reply of a row that a completion wrote: its key, attempts and token.
-fn completed_reply(row: &PgRow, mine: Uuid) -> Result<RowReply, sqlx::Error> {
-    // By position, in the order of RETURNING in `sql/complete.sql`.
-    let attempts: i32 = row.try_get(1)?;
-    let token: Option<Uuid> = row.try_get(2)?;
-    Ok(RowReply::Completed(completed(attempts.into(), token == Some(mine))))
 }

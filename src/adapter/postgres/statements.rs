@@ -29,13 +29,12 @@
 //! last. `forget` takes one key.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::super::contract::Fetch;
 use super::super::inspect::PURGE_GRACE;
 use super::super::sql::statement::{render, statements};
 use super::super::sql::{COUNTED, PORTION};
-use super::names::TableName;
 use super::options::PostgresOptions;
 
 /// The start of every statement: `pg_stat_activity` and the server's log show whose it is.
@@ -76,9 +75,6 @@ const DATA: [&str; 2] = [
     ", $8::bytea[], $9::int2[], $10::text[], $11::bytea[]",
 ];
 
-/// The statements by [`Wait`].
-pub(super) type ByWait = [Arc<Statements>; 3];
-
 /// How long a completion waits for its row, unless the handler has set a `lock_timeout`: a second transaction of the
 /// same handler may hold it. Not 2 s, which a handler may have chosen.
 const COMPLETION_TIMEOUT: &str = "1999ms";
@@ -100,21 +96,16 @@ statements! {
         get,
         purge,
         stats,
-        size,
         list,
+        find,
         version,
         encrypted,
     }
 }
 
-/// Returns a statement as it is sent.
-pub(super) fn tagged(sql: &str) -> Arc<str> {
-    [TAG, sql].concat().into()
-}
-
 impl Statements {
     /// Returns the statements of each [`Wait`].
-    pub(super) fn by_wait(name: &TableName, options: &PostgresOptions) -> ByWait {
+    pub(super) fn by_wait(name: &TableName, options: &PostgresOptions) -> [Arc<Self>; 3] {
         let of = |wait| Arc::new(Self::new(name, options, wait));
         [Wait::Briefly, Wait::PassOver, Wait::Long].map(of)
     }
@@ -165,14 +156,17 @@ impl Statements {
             ("data", DATA[0]),
             ("arrays", DATA[1]),
             ("version_table", &*name.quoted("_schema")),
-            ("table_number", &*name.number()),
+            ("version_name", &*literal(&format!(".\"{}_schema\"", name.table))),
+            ("schema", &*name.schema.as_deref().map_or("current_schema()::text".into(), literal)),
+            // Null where there is no such table.
+            ("table_number", &*format!("to_regclass({})", literal(&name.quoted("")))),
             ("completion_timeout", COMPLETION_TIMEOUT),
             ("grace_ms", &*PURGE_GRACE.as_millis().to_string()),
             ("counted", &*COUNTED.to_string()),
             ("portion", &*PORTION.to_string()),
             ("state", &*render(include_str!("sql/state.sql"), &[])),
         ];
-        Self::from_files(|file| tagged(&render(file, &values)))
+        Self::from_files(|file| [TAG, &render(file, &values)].concat().into())
     }
 
     /// Returns the statement that reads rows with as much of their stored data.
@@ -185,7 +179,7 @@ impl Statements {
 }
 
 /// A smaller table is read as fast as its index.
-const FEW_ROWS: u64 = 256;
+const FEW_ROWS: usize = 256;
 
 /// Has statements planned again whenever the number of rows that this adapter has written has doubled.
 ///
@@ -197,20 +191,53 @@ const FEW_ROWS: u64 = 256;
 /// comment: no setting of the session is needed, which PgBouncer would give to others. If other processes fill the
 /// table, autovacuum analyzes it after a minute.
 #[derive(Debug, Default)]
-pub(super) struct Replanner {
-    rows_written: AtomicU64,
-}
+pub(super) struct Replanner(AtomicUsize);
 
 impl Replanner {
+    /// Notes that so many rows were written.
     pub(super) fn note_rows(&self, rows: usize) {
-        self.rows_written.fetch_add(rows.try_into().unwrap_or(u64::MAX), Ordering::Relaxed);
+        self.0.fetch_add(rows, Ordering::Relaxed);
     }
 
     /// Returns the statement with the comment of its generation.
     pub(super) fn text(&self, sql: &Arc<str>) -> Arc<str> {
-        match (self.rows_written.load(Ordering::Relaxed) / FEW_ROWS).checked_ilog2() {
+        match (self.0.load(Ordering::Relaxed) / FEW_ROWS).checked_ilog2() {
             None => Arc::clone(sql),
             Some(generation) => format!("{sql} /* {generation} */").into(),
         }
     }
+}
+
+/// The table's name.
+#[derive(Debug, Clone)]
+pub(super) struct TableName {
+    /// `None` until the table was found, unless the options name a schema.
+    pub(super) schema: Option<String>,
+    pub(super) table: String,
+}
+
+impl TableName {
+    /// Returns the name that the options give.
+    pub(super) fn of(options: &PostgresOptions) -> Self {
+        Self { schema: options.schema.clone(), table: options.sql.table.clone() }
+    }
+
+    /// Returns the quoted name: a name may be a word of SQL.
+    pub(super) fn quoted(&self, suffix: &str) -> String {
+        let table = quoted(&format!("{}{suffix}", self.table));
+        match &self.schema {
+            Some(schema) => format!("{}.{table}", quoted(schema)),
+            None => table,
+        }
+    }
+}
+
+/// Returns a name in quotes.
+pub(super) fn quoted(name: &str) -> String {
+    format!("\"{}\"", name.replace('"', "\"\""))
+}
+
+/// Returns a string literal.
+pub(super) fn literal(text: &str) -> String {
+    format!("'{}'", text.replace('\'', "''"))
 }

@@ -2,7 +2,6 @@
 //! statements.
 
 mod batch;
-mod call;
 pub(super) mod completion;
 pub(super) mod errors;
 mod inspection;
@@ -13,8 +12,9 @@ mod row;
 pub(super) mod statement;
 mod store;
 
-pub(super) use batch::{Failed, RowExecutor, TRIES, claimed};
-pub(super) use call::{Call, Kind, RowCall, RowReply, unanswered};
+pub(super) use batch::{
+    Call, Failed, Kind, RowCall, RowExecutor, RowReply, TRIES, claimed, unanswered,
+};
 pub(super) use inspection::{COUNTED, PORTION, listing, stats};
 #[cfg(feature = "postgres")]
 pub(super) use options::check_name;
@@ -24,7 +24,7 @@ pub(super) use row::{Columns, Row, completed};
 pub(super) use store::{Common, READING_RESPONSE, SqlAdapter, SqlStore, ready, usable};
 #[cfg(feature = "sqlite")]
 pub(super) use {
-    call::without_response,
+    batch::without_response,
     queue::{BatchExecutor, BatchItem, Batcher, Bounds},
     store::in_task,
 };

@@ -1,13 +1,8 @@
-//! [`Purging`]: how often expired keys are deleted. [`PurgeTask`]: the task of an adapter that deletes them, without any
-//! code of the user's, and that sees the end of its pool.
+//! [`Purging`]: how often expired keys are deleted, without any code of the user's.
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rand::RngExt;
-use sqlx::{Database, Pool};
-use tokio::runtime::Handle;
-use tokio::sync::Semaphore;
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
@@ -95,7 +90,7 @@ impl Purging {
         check(keys > 0, "keys_per_statement", "at least 1", &keys)
     }
 
-    fn is_off(self) -> bool {
+    pub(super) fn is_off(self) -> bool {
         self.every.is_none()
     }
 
@@ -107,23 +102,21 @@ impl Purging {
     ) {
         let Some(every) = self.every else { return };
         let mut pause = every.min(FIRST_WITHIN).mul_f64(rand::rng().random_range(0.5..=1.0));
-        let (mut retry, mut has_failed) = (FIRST_RETRY, false);
+        let (mut failed, mut retry) = (false, FIRST_RETRY);
         // For an alert on a purge that never succeeds.
         observe::set_last_purge();
         while stop.run_until_cancelled(sleep(pause)).await.is_some() {
             match self.purge(&adapter, &stop).await {
                 Ok(false) => return,
-                Ok(true) => (pause, retry, has_failed) = (every, FIRST_RETRY, false),
+                Ok(true) => (pause, failed, retry) = (every, false, FIRST_RETRY),
                 // The adapter may be closed.
                 Err(_) if stop.is_cancelled() => return,
                 Err(error) => {
-                    if has_failed {
-                        observe::purge_failed_again(&error);
-                    } else {
-                        observe::purge_failed(&error);
-                    }
-                    has_failed = true;
-                    (pause, retry) = (retry.min(every), retry.saturating_mul(2).min(every));
+                    let report =
+                        if failed { observe::purge_failed_again } else { observe::purge_failed };
+                    report(&error);
+                    (pause, failed, retry) =
+                        (retry.min(every), true, retry.saturating_mul(2).min(every));
                 }
             }
             pause = pause.mul_f64(rand::rng().random_range(0.9..=1.1));
@@ -176,72 +169,9 @@ fn report(stats: &Stats) {
     observe::table(rows, stats.oldest_lapsed, stats.bytes);
 }
 
-/// At most one task at a time. It ends with its runtime, or when this is dropped or stopped, after the current
-/// statement.
-pub(crate) struct PurgeTask {
-    purging: Purging,
-    /// Its permit is that of the task.
-    free: Arc<Semaphore>,
-    stop: CancellationToken,
-}
-
-impl PurgeTask {
-    pub(crate) fn new(purging: Purging) -> Self {
-        Self { purging, free: Arc::new(Semaphore::new(1)), stop: CancellationToken::new() }
-    }
-
-    /// Starts the task on the current runtime, unless one exists. Each call of an adapter asks. The task ends with
-    /// `pool`, after `on_close`, or with the store, which the task does not own.
-    pub(crate) fn ensure<S, A, DB>(
-        &self,
-        store: &Arc<S>,
-        pool: &Pool<DB>,
-        adapter: fn(Arc<S>) -> A,
-        on_close: fn(&S),
-    ) where
-        S: Send + Sync + 'static,
-        A: MaintenanceAdapter,
-        DB: Database,
-    {
-        if self.free.available_permits() == 0 || self.stop.is_cancelled() {
-            return;
-        }
-        let Ok(runtime) = Handle::try_current() else { return };
-        // A runtime that ends drops the task with its permit, and the next call starts a task again.
-        let Ok(permit) = Arc::clone(&self.free).try_acquire_owned() else { return };
-        let (purging, stop) = (self.purging, self.stop.clone());
-        let (store, closed) = (Arc::downgrade(store), pool.close_event());
-        let purged = store.clone();
-        let adapter = move || purged.upgrade().filter(|_| !is_clock_paused()).map(adapter);
-        let purge = purging.run(adapter, stop.clone());
-        let purges = !purging.is_off() && !is_clock_paused();
-        runtime.spawn(async move {
-            let _permit = permit;
-            tokio::select! {
-                // First, so that a statement which finds the pool closed is no failure.
-                biased;
-                () = closed => drop(store.upgrade().map(|store| on_close(&store))),
-                () = purge, if purges => {}
-                () = stop.cancelled(), if !purges => {}
-            }
-        });
-    }
-
-    /// Ends the task after its current statement, for good.
-    pub(crate) fn stop(&self) {
-        self.stop.cancel();
-    }
-}
-
-impl Drop for PurgeTask {
-    fn drop(&mut self) {
-        self.stop();
-    }
-}
-
 /// Returns `true` if tokio's clock is paused, as in a test. Its pauses would end at once, and the store's
 /// clock does not follow it.
-fn is_clock_paused() -> bool {
+pub(super) fn is_clock_paused() -> bool {
     let before = Instant::now();
     let now = tokio::time::Instant::now().into_std();
     now < before || now > Instant::now()

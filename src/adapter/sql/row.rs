@@ -251,67 +251,10 @@ fn wall(ms: i64) -> SystemTime {
 mod tests {
     use super::*;
 
-    const SECOND: Duration = Duration::from_secs(1);
-    const MINUTE: Duration = Duration::from_secs(60);
-
-    /// The row of a claim at time 0, read at another time. Its lease is a second, its retention a minute.
-    fn row_at(terms: &CallTerms, now: i64) -> Row {
-        let on_claim = terms.permanence() == Permanence::OnClaim;
-        Row {
-            token: Some(*terms.token().as_bytes()),
-            attempts: 1,
-            completed_at: on_claim.then_some(0),
-            expires_at: terms.retention_ms(),
-            lease_until: (!on_claim).then(|| terms.lease_ms()),
-            now,
-            ..Row::default()
-        }
-    }
-
-    /// The replies to a claim by the row's token and by another one, under a lease and on arrival; to a completion by
-    /// both tokens; and to `forget`. A lease and a retention have passed at their last instant.
-    #[test]
-    fn replies_follow_from_the_state_of_the_row() {
-        let [mine, other] = [Token::random(), Token::random()];
-        let on_completion = |token| CallTerms::on_completion(token, MINUTE, SECOND);
-        let on_claim = |token| CallTerms::on_claim(token, MINUTE);
-        let leased = |now| row_at(&on_completion(mine), now);
-        let complete = |now| row_at(&on_claim(mine), now);
-        let released = Row { token: None, lease_until: None, ..leased(1_000) };
-        let inserted = Row { attempts: 0, ..complete(0) };
-        for (row, claims, completions, forgets) in [
-            (leased(0), "- I I I", "- -", Some(ForgetReply::InFlight)),
-            (leased(999), "- I I I", "- -", Some(ForgetReply::InFlight)),
-            (leased(1_000), "- - - -", "- -", None),
-            (released, "- - - -", "- -", None),
-            (complete(59_999), "D D F D", "H L", None),
-            (inserted, "D D F D", "I L", None),
-            (complete(60_000), "- - - -", "- -", Some(ForgetReply::Missing)),
-            (leased(60_000), "- - - -", "- -", Some(ForgetReply::Missing)),
-        ] {
-            let terms =
-                [on_completion(mine), on_completion(other), on_claim(mine), on_claim(other)];
-            let claimed = terms.map(|terms| match row.claimed(&terms).unwrap() {
-                None => "-",
-                Some(ClaimReply::First { .. }) => "F",
-                Some(ClaimReply::Duplicate(_)) => "D",
-                Some(ClaimReply::InFlight) => "I",
-            });
-            let completed = [mine, other].map(|token| match row.completed(token).unwrap() {
-                None => "-",
-                Some(CompleteReply::Held) => "H",
-                Some(CompleteReply::LeaseLost) => "L",
-                Some(CompleteReply::Inserted) => "I",
-            });
-            let replies = (&*claimed.join(" "), &*completed.join(" "), row.forgotten());
-            assert_eq!(replies, (claims, completions, forgets), "{row:?}");
-        }
-    }
-
     #[test]
     fn unreadable_row_has_no_state() {
         let row = Row::unreadable(sqlx::Error::RowNotFound);
-        let terms = CallTerms::on_claim(Token::random(), MINUTE);
+        let terms = CallTerms::on_claim(Token::random(), Duration::from_secs(60));
         assert_eq!(row.forgotten(), None);
         let errors =
             [row.claimed(&terms).err(), row.completed(terms.token()).err(), row.entry(None).err()];

@@ -18,17 +18,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use sqlx::{Database, Pool};
-use tokio::sync::oneshot;
+use tokio::runtime::Handle;
+use tokio::sync::{Semaphore, oneshot};
+use tokio_util::sync::CancellationToken;
 
 use super::super::contract::{
     Abilities, CallTerms, ClaimReply, CompleteReply, Completion, DedupAdapter, Fetch, RenewReply,
     StoreFuture,
 };
 use super::super::inspect::MaintenanceAdapter;
-use super::batch::{RowExecutor, execute_batch};
-use super::call::{Call, Kind, RowReply, missing_reply};
+use super::batch::{Call, Kind, RowExecutor, RowReply, execute_batch, missing_reply};
 use super::options::SqlOptions;
-use super::purge::PurgeTask;
+use super::purge::{Purging, is_clock_paused};
 use super::queue::{BatchExecutor, Batcher, Bounds};
 use super::row::Row;
 use crate::error::{ConfigError, StoreError, StoreErrorKind};
@@ -40,11 +41,14 @@ pub(crate) const READING_RESPONSE: &str = "reading a stored response";
 /// The state of a store that does not depend on the database.
 pub(crate) struct Common {
     calls: Batcher<Arc<Call>>,
-    purge: PurgeTask,
     /// Of the options.
     checked: Result<(), ConfigError>,
     /// Whether the table was found.
     has_table: AtomicBool,
+    purging: Purging,
+    /// Its permit is that of the task that purges.
+    free: Arc<Semaphore>,
+    stop: CancellationToken,
 }
 
 impl Common {
@@ -54,8 +58,14 @@ impl Common {
         bounds: Bounds,
         checked: Result<(), ConfigError>,
     ) -> Self {
-        let (calls, purge) = (Batcher::new(bounds), PurgeTask::new(options.purging));
-        Self { calls, purge, checked, has_table: AtomicBool::new(false) }
+        Self {
+            calls: Batcher::new(bounds),
+            checked,
+            has_table: AtomicBool::new(false),
+            purging: options.purging,
+            free: Arc::new(Semaphore::new(1)),
+            stop: CancellationToken::new(),
+        }
     }
 
     pub(crate) fn has_table(&self) -> bool {
@@ -67,9 +77,15 @@ impl Common {
         self.has_table.store(true, Ordering::Release);
     }
 
-    /// Ends the purges.
+    /// Ends the task that purges after its current statement, for good.
     pub(crate) fn stop(&self) {
-        self.purge.stop();
+        self.stop.cancel();
+    }
+}
+
+impl Drop for Common {
+    fn drop(&mut self) {
+        self.stop();
     }
 }
 
@@ -166,8 +182,36 @@ pub(crate) fn usable<A: SqlAdapter>(adapter: &A) -> Result<&Arc<A::Store>, Store
             StoreError::new(StoreErrorKind::Config, "using an adapter").with_source(error.clone())
         );
     }
-    common.purge.ensure(store, store.pool(), A::of, A::Store::on_pool_closed);
+    ensure_purging::<A>(store);
     Ok(store)
+}
+
+/// Starts the task that purges on the current runtime, unless there is one. Each call asks. The task ends with its
+/// runtime, with the pool, after [`SqlStore::on_pool_closed`], or with the store, which it does not own.
+fn ensure_purging<A: SqlAdapter>(store: &Arc<A::Store>) {
+    let common = store.common();
+    if common.free.available_permits() == 0 || common.stop.is_cancelled() {
+        return;
+    }
+    let Ok(runtime) = Handle::try_current() else { return };
+    // A runtime that ends drops the task with its permit, and the next call starts a task again.
+    let Ok(permit) = Arc::clone(&common.free).try_acquire_owned() else { return };
+    let (purging, stop) = (common.purging, common.stop.clone());
+    let (closed, store) = (store.pool().close_event(), Arc::downgrade(store));
+    let purged = store.clone();
+    let adapter = move || purged.upgrade().filter(|_| !is_clock_paused()).map(A::of);
+    let purge = purging.run(adapter, stop.clone());
+    let purges = !purging.is_off() && !is_clock_paused();
+    runtime.spawn(async move {
+        let _permit = permit;
+        tokio::select! {
+            // First, so that a statement which finds the pool closed is no failure.
+            biased;
+            () = closed => drop(store.upgrade().map(|store| store.on_pool_closed())),
+            () = purge, if purges => {}
+            () = stop.cancelled(), if !purges => {}
+        }
+    });
 }
 
 impl<S: SqlStore> BatchExecutor<Arc<Call>> for S {
@@ -262,6 +306,17 @@ async fn claim<S: SqlStore>(
     Ok(reply.flatten().filter(is_duplicate).unwrap_or(ClaimReply::InFlight))
 }
 
+/// Makes a call, and returns its reply, as `of` finds it in the reply of a row.
+async fn reply<A: SqlAdapter, T>(
+    adapter: &A,
+    kind: Kind,
+    key: &DedupKey,
+    terms: &CallTerms,
+    of: fn(RowReply) -> Option<T>,
+) -> Result<T, StoreError> {
+    of(call(ready(adapter).await?, kind, key, terms).await?).ok_or_else(missing_reply)
+}
+
 impl<A: SqlAdapter> DedupAdapter for A {
     fn abilities(&self) -> Abilities {
         Abilities {
@@ -278,21 +333,13 @@ impl<A: SqlAdapter> DedupAdapter for A {
     }
 
     fn release<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, ()> {
-        Box::pin(async move {
-            match call(ready(self).await?, Kind::Release, key, terms).await? {
-                RowReply::Released => Ok(()),
-                _ => Err(missing_reply()),
-            }
-        })
+        let of = |reply| matches!(reply, RowReply::Released).then_some(());
+        Box::pin(reply(self, Kind::Release, key, terms, of))
     }
 
     fn renew<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, RenewReply> {
-        Box::pin(async move {
-            match call(ready(self).await?, Kind::Renew, key, terms).await? {
-                RowReply::Renewed(renewed) => Ok(renewed),
-                _ => Err(missing_reply()),
-            }
-        })
+        let of = |reply| if let RowReply::Renewed(renewed) = reply { Some(renewed) } else { None };
+        Box::pin(reply(self, Kind::Renew, key, terms, of))
     }
 
     fn complete<'a>(
@@ -300,12 +347,8 @@ impl<A: SqlAdapter> DedupAdapter for A {
         key: &'a DedupKey,
         terms: &'a CallTerms,
     ) -> StoreFuture<'a, CompleteReply> {
-        Box::pin(async move {
-            match call(ready(self).await?, Kind::Complete, key, terms).await? {
-                RowReply::Completed(completed) => Ok(completed),
-                _ => Err(missing_reply()),
-            }
-        })
+        let of = |reply| if let RowReply::Completed(reply) = reply { Some(reply) } else { None };
+        Box::pin(reply(self, Kind::Complete, key, terms, of))
     }
 
     fn completion(
@@ -318,11 +361,7 @@ impl<A: SqlAdapter> DedupAdapter for A {
     }
 
     fn is_complete<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, bool> {
-        Box::pin(async move {
-            match call(ready(self).await?, Kind::Check, key, terms).await? {
-                RowReply::Checked(is_complete) => Ok(is_complete),
-                _ => Err(missing_reply()),
-            }
-        })
+        let of = |reply| if let RowReply::Checked(is) = reply { Some(is) } else { None };
+        Box::pin(reply(self, Kind::Check, key, terms, of))
     }
 }
