@@ -153,6 +153,8 @@ async fn answer_of_a_proxy_is_no_refusal_of_the_server() {
         // Of no shape that a script returns.
         "+OK\r\n",
         ":0\r\n",
+        "*0\r\n",
+        "*1\r\n$-1\r\n",
         "*1\r\n:7\r\n",
     ] {
         for mine in [terms(), on_claim(&terms())] {
