@@ -140,7 +140,7 @@ fn ecdsa(private_key: &str, text: &[u8]) -> Result<Vec<u8>, BoxError> {
 
 #[cfg(not(feature = "verify-ecdsa"))]
 fn ecdsa(_: &str, _: &[u8]) -> Result<Vec<u8>, BoxError> {
-    Err(VerifierError::FeatureDisabled { feature: "verify-ecdsa" }.into())
+    Err(VerifierError::FeatureDisabled("verify-ecdsa").into())
 }
 
 /// Signs with a private key, which the public key may follow.
@@ -155,5 +155,5 @@ fn ed25519(private_key: Option<&[u8]>, text: &[u8]) -> Result<Vec<u8>, BoxError>
 
 #[cfg(not(feature = "verify-ed25519"))]
 fn ed25519(_: Option<&[u8]>, _: &[u8]) -> Result<Vec<u8>, BoxError> {
-    Err(VerifierError::FeatureDisabled { feature: "verify-ed25519" }.into())
+    Err(VerifierError::FeatureDisabled("verify-ed25519").into())
 }
