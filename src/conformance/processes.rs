@@ -8,7 +8,8 @@ use tokio::process::{Child, Command};
 
 use super::driver::{LEASE, SLACK, complete_at_once, key, leased};
 use super::store::{SharedStore, runtime};
-use crate::adapter::contract::{ClaimReply, CompleteReply, DedupAdapter, Permanence};
+use crate::adapter::contract::{ClaimReply, CompleteReply, DedupAdapter, Permanence, StoreFuture};
+use crate::error::StoreErrorKind;
 
 const WORKER: &str = "TOWER_DEDUP_CONFORMANCE_ADDRESS";
 /// What the worker does that is killed, and the id of its key.
@@ -86,6 +87,18 @@ async fn lead<S: SharedStore>(name: &str) {
     assert_eq!(won, keys, "each key has one winner");
 }
 
+/// Returns the reply to a call. A store may refuse the call, which is then sent again: on a busy machine, another process
+/// may keep a file locked for longer than a call waits.
+async fn executed<'a, T>(call: impl Fn() -> StoreFuture<'a, T>) -> T {
+    for _ in 0..60 {
+        match call().await {
+            Err(error) if error.kind() == StoreErrorKind::Refused => {}
+            reply => return reply.expect("a reply"),
+        }
+    }
+    panic!("the store refuses a call sixty times");
+}
+
 /// Tells a worker what to do.
 async fn start(worker: &mut Child, what: &str) {
     let mut input = worker.stdin.take().expect("a worker's input");
@@ -130,12 +143,13 @@ async fn work<S: SharedStore>(address: &str) {
             let mut won = Vec::new();
             for round in 0..KEYS {
                 for (id, mine) in ids(round).into_iter().zip([leased(), complete_at_once()]) {
-                    let claimed = adapter.claim(&key(&id), &mine).await.expect("a claim");
+                    let key = key(&id);
+                    let claimed = executed(|| adapter.claim(&key, &mine)).await;
                     if !matches!(claimed, ClaimReply::First { .. }) {
                         continue;
                     }
                     if mine.permanence() != Permanence::OnClaim {
-                        let done = adapter.complete(&key(&id), &mine).await.expect("a completion");
+                        let done = executed(|| adapter.complete(&key, &mine)).await;
                         assert_eq!(done, CompleteReply::Held);
                     }
                     won.push(id);

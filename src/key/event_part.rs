@@ -96,17 +96,3 @@ impl From<String> for FoundId<'_> {
         Self { id: id.into(), event_type: None }
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::super::part::json;
-    use super::*;
-
-    #[test]
-    fn one_walk_reads_two_or_more_pointers_only() {
-        let one = EventPart::new(json("/id"));
-        assert!(one.pointers.is_none());
-        assert!(one.with_event_type(json("/type")).pointers.is_some());
-        assert!(EventPart::new(json("/id").and(json("/type"))).pointers.is_some());
-    }
-}

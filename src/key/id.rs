@@ -481,15 +481,6 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_namespace_and_the_longest_id_make_a_key() {
-        let (namespace, id) = ("n".repeat(64), "\u{1d11e}".repeat(63));
-        let key = DedupKey::new(&namespace, &id).unwrap();
-        assert_eq!((key.namespace(), key.id()), (&*namespace, &*id));
-        let id = "i".repeat(255);
-        assert_eq!(DedupKey::new(&namespace, &id).unwrap().id(), id);
-    }
-
-    #[test]
     fn debug_of_a_key_never_shows_the_id() {
         let key = DedupKey::new("twilio", "+15005550006").unwrap();
         let shown = format!("{key:?} {:?}", Keys::from(Event::from(&key)));
@@ -510,22 +501,21 @@ mod tests {
     }
 
     #[test]
-    fn event_type_that_is_empty_long_or_hides_text_is_ignored() {
-        for text in ["order.paid", "\u{e9} x", &"t".repeat(100)] {
-            assert_eq!(event_type(text).as_deref(), Some(text));
-        }
-        for text in ["", &"t".repeat(101), "a\nb", "a\u{7f}", "a\u{202e}b", "\u{2066}a"] {
+    fn event_type_that_is_empty_or_hides_text_is_ignored() {
+        for text in ["", "a\u{7f}", "a\u{202e}b", "\u{2066}a"] {
             assert_eq!(event_type(text), None, "{text:?}");
         }
     }
 
     #[test]
-    fn new_refuses_an_empty_id_a_nul_and_an_invalid_namespace() {
-        assert_eq!(DedupKey::new("n", "a\0b").unwrap_err().kind(), KeyErrorKind::Nul);
-        assert_eq!(DedupKey::new("n", "").unwrap_err().kind(), KeyErrorKind::Empty);
+    fn new_takes_the_longest_parts_and_refuses_an_empty_id_a_nul_and_an_invalid_namespace() {
+        let (namespace, id) = ("n".repeat(64), "i".repeat(255));
+        let key = DedupKey::new(&namespace, &id).unwrap();
+        assert_eq!((key.namespace(), key.id()), (&*namespace, &*id));
+        let kind = |namespace, id| DedupKey::new(namespace, id).unwrap_err().kind();
+        assert_eq!((kind("n", "a\0b"), kind("n", "")), (KeyErrorKind::Nul, KeyErrorKind::Empty));
         for namespace in ["", "a\nb", &"x".repeat(65)] {
-            let refused = DedupKey::new(namespace, "a").unwrap_err();
-            assert_eq!(refused.kind(), KeyErrorKind::InvalidNamespace);
+            assert_eq!(kind(namespace, "a"), KeyErrorKind::InvalidNamespace);
         }
     }
 }

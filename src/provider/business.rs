@@ -1,6 +1,7 @@
 //! E-mail services and business tools.
 
 use super::preset::{DAY, DEFAULTS, HOUR, Preset};
+use super::read::joined;
 use super::scheme::Part::{Body, Fixed, Method, Millis, Rfc3339, Seconds, Url};
 use super::scheme::{Proof, Scheme};
 use crate::key::{self, Rule};
@@ -45,7 +46,7 @@ pub const SENDGRID: Preset = Preset {
             .base64_secret()
     }),
     signed_id: true,
-    sample: (&[], r#"[{"sg_event_id":"{id}","sg_message_id":"sample","event":"delivered"}]"#),
+    sample: r#"[{"sg_event_id":"{id}","sg_message_id":"sample","event":"delivered"}]"#,
     ..DEFAULTS
 };
 
@@ -64,32 +65,18 @@ pub const SENDGRID: Preset = Preset {
 pub const POSTMARK: Preset = Preset {
     name: "postmark",
     rule: || {
-        let by_id = key::json("/RecordType").and(key::json("/ID"));
-        let time = key::json("/DeliveredAt")
-            .or(key::json("/BouncedAt"))
-            .or(key::json("/ReceivedAt"))
-            .or(key::json("/ChangedAt"));
-        let by_message = key::json("/RecordType")
-            .optional()
-            .and(key::json("/MessageID"))
-            .and(key::json("/Recipient").or(key::json("/Email")).optional())
-            .and(time.optional())
-            .and(key::json("/OriginalLink").optional())
-            .and(key::json("/SuppressSending").optional());
-        let by_recipient = key::json("/RecordType")
-            .and(key::json("/ServerID").optional())
-            .and(key::json("/MessageStream").optional())
-            .and(key::json("/Recipient"))
-            .and(key::json("/ChangedAt"))
-            .and(key::json("/Origin").optional())
-            .and(key::json("/SuppressionReason").optional())
-            .and(key::json("/SuppressSending").optional());
+        let by_id = joined(key::json, "/RecordType|/ID");
+        let by_message = "/RecordType?|/MessageID|/Recipient or /Email?\
+            |/DeliveredAt or /BouncedAt or /ReceivedAt or /ChangedAt?|/OriginalLink?|/SuppressSending?";
+        let by_recipient = "/RecordType|/ServerID?|/MessageStream?|/Recipient|/ChangedAt|/Origin?\
+            |/SuppressionReason?|/SuppressSending?";
+        let [by_message, by_recipient] = [by_message, by_recipient].map(|it| joined(key::json, it));
         let by_trace = key::header("x-pm-webhook-trace-id");
         Rule::part(by_id.or(by_message).or(by_recipient).or(by_trace))
     },
     event_type: Some(|| key::json("/RecordType")),
     floor: 7 * DAY, // our estimate: a person can send an inbound message again at any time
-    sample: (&[], r#"{"RecordType":"Bounce","ID":{number}}"#),
+    sample: r#"{"RecordType":"Bounce","ID":{number}}"#,
     ..DEFAULTS
 };
 
@@ -103,14 +90,9 @@ pub const POSTMARK: Preset = Preset {
 pub const HUBSPOT: Preset = Preset {
     name: "hubspot",
     rule: || {
-        let key = key::json("/portalId")
-            .and(key::json("/appId"))
-            .and(key::json("/subscriptionId"))
-            .and(key::json("/eventId"))
-            .and(key::json("/objectId").optional())
-            .and(key::json("/occurredAt").optional())
-            .and(key::json("/propertyName").optional());
-        Rule::Each(key::each("", key).without_payload())
+        let key =
+            "/portalId|/appId|/subscriptionId|/eventId|/objectId?|/occurredAt?|/propertyName?";
+        Rule::Each(key::each("", joined(key::json, key)).without_payload())
     },
     event_type: Some(|| key::json("/subscriptionType")),
     floor: 6 * DAY, // twice the 3 days of the schedule
@@ -123,10 +105,7 @@ pub const HUBSPOT: Preset = Preset {
         .base64()
     }),
     signed_id: true,
-    sample: (
-        &[],
-        r#"[{"portalId":1,"appId":1,"subscriptionId":1,"eventId":{number},"objectId":1,"occurredAt":1700000000000,"subscriptionType":"contact.creation","attemptNumber":0}]"#,
-    ),
+    sample: r#"[{"portalId":1,"appId":1,"subscriptionId":1,"eventId":{number},"objectId":1,"occurredAt":1700000000000,"subscriptionType":"contact.creation","attemptNumber":0}]"#,
     ..DEFAULTS
 };
 
@@ -141,8 +120,9 @@ pub const BOX: Preset = Preset {
     rule: || Rule::part(key::json("/id")),
     event_type: Some(|| key::json("/trigger")),
     floor: 7 * DAY, // our estimate: no schedule is documented
-    scheme: Some(
-        Scheme::hmac_sha256(
+    scheme: Some(Scheme {
+        other_header: "box-signature-secondary",
+        ..Scheme::hmac_sha256(
             "box-signature-primary",
             &[
                 Fixed("box-signature-version", "1"),
@@ -152,9 +132,8 @@ pub const BOX: Preset = Preset {
             ],
         )
         .base64()
-        .or_in("box-signature-secondary"),
-    ),
+    }),
     signed_id: true,
-    sample: (&[], r#"{"id":"{id}","type":"webhook_event","trigger":"FILE.UPLOADED"}"#),
+    sample: r#"{"id":"{id}","type":"webhook_event","trigger":"FILE.UPLOADED"}"#,
     ..DEFAULTS
 };

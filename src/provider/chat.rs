@@ -28,7 +28,7 @@ pub const SLACK: Preset = Preset {
         .prefix("v0="),
     ),
     signed_id: true,
-    sample: (&[], r#"{"type":"event_callback","event_id":"{id}","event":{"type":"app_mention"}}"#),
+    sample: r#"{"type":"event_callback","event_id":"{id}","event":{"type":"app_mention"}}"#,
     ..DEFAULTS
 };
 
@@ -62,7 +62,8 @@ pub const DISCORD: Preset = Preset {
     floor: 20 * MINUTE, // twice the 10 min of the schedule
     scheme: Some(Scheme::ed25519("x-signature-ed25519", &[Header("x-signature-timestamp"), Body])),
     signed_id: true,
-    sample: (&[("x-signature-timestamp", "1700000000")], r#"{"id":"{id}","type":2}"#),
+    sample_headers: &[("x-signature-timestamp", "1700000000")],
+    sample: r#"{"id":"{id}","type":2}"#,
     ..DEFAULTS
 };
 
@@ -80,7 +81,7 @@ pub const TELEGRAM: Preset = Preset {
     rule: || Rule::part(key::json("/update_id")),
     floor: 48 * HOUR, // twice the 24 h for which updates are stored
     scheme: Some(Scheme::token("x-telegram-bot-api-secret-token").with_secret(Secret::Token)),
-    sample: (&[], r#"{"update_id":{number},"message":{"text":"sample"}}"#),
+    sample: r#"{"update_id":{number},"message":{"text":"sample"}}"#,
     ..DEFAULTS
 };
 
@@ -110,10 +111,11 @@ pub const TWITCH: Preset = Preset {
         .prefix("sha256="),
     ),
     signed_id: true,
-    sample: (
-        &[("twitch-eventsub-message-type", "notification"), ("twitch-eventsub-message-id", "{id}")],
-        r#"{"event":{}}"#,
-    ),
+    sample_headers: &[
+        ("twitch-eventsub-message-type", "notification"),
+        ("twitch-eventsub-message-id", "{id}"),
+    ],
+    sample: r#"{"event":{}}"#,
     ..DEFAULTS
 };
 

@@ -20,10 +20,8 @@ pub const AWS_SNS: Preset = Preset {
     bypass: Some(is_sns_confirmation),
     floor: 2 * HOUR, // twice the 1 h that a delivery policy may take
     signed_id: true,
-    sample: (
-        &[("content-type", "text/plain; charset=UTF-8")],
-        r#"{"Type":"Notification","MessageId":"{id}","Message":"sample","TopicArn":"arn:aws:sns:us-east-1:123456789012:sample"}"#,
-    ),
+    sample_headers: &[("content-type", "text/plain; charset=UTF-8")],
+    sample: r#"{"Type":"Notification","MessageId":"{id}","Message":"sample","TopicArn":"arn:aws:sns:us-east-1:123456789012:sample"}"#,
     ..DEFAULTS
 };
 
@@ -64,10 +62,7 @@ pub const GOOGLE_PUBSUB: Preset = Preset {
     rule: || Rule::part(key::json("/subscription").and(key::json("/message/messageId"))),
     floor: 14 * DAY, // twice the 7 days for which messages are kept
     max_body: Some(14 * MIB),
-    sample: (
-        &[],
-        r#"{"subscription":"projects/sample/subscriptions/sample","message":{"messageId":"{id}","data":"c2FtcGxl"}}"#,
-    ),
+    sample: r#"{"subscription":"projects/sample/subscriptions/sample","message":{"messageId":"{id}","data":"c2FtcGxl"}}"#,
     ..DEFAULTS
 };
 
@@ -85,10 +80,7 @@ pub const AZURE_EVENT_GRID: Preset = Preset {
             && value(request, "/0/data/validationCode").is_some()
     }),
     floor: 48 * HOUR, // twice the 24 h of the schedule
-    sample: (
-        &[],
-        r#"[{"topic":"/subscriptions/sample","id":"{id}","eventType":"Sample.Created","data":{}}]"#,
-    ),
+    sample: r#"[{"topic":"/subscriptions/sample","id":"{id}","eventType":"Sample.Created","data":{}}]"#,
     ..DEFAULTS
 };
 

@@ -32,7 +32,7 @@ pub const GITHUB: Preset = Preset {
     max_body: Some(25 * MIB),
     retries: Retries::Never,
     scheme: Some(Scheme::hmac_sha256("x-hub-signature-256", &[Body]).prefix("sha256=")),
-    sample: (&[("x-github-event", "push"), ("x-github-delivery", "{id}")], "{}"),
+    sample_headers: &[("x-github-event", "push"), ("x-github-delivery", "{id}")],
     ..DEFAULTS
 };
 
@@ -58,7 +58,7 @@ pub const GITLAB: Preset = Preset {
     floor: 7 * DAY, // our estimate: no schedule is documented
     max_body: Some(25 * MIB),
     scheme: Some(Scheme::token("x-gitlab-token")),
-    sample: (&[("x-gitlab-event", "Push Hook"), ("idempotency-key", "{id}")], "{}"),
+    sample_headers: &[("x-gitlab-event", "Push Hook"), ("idempotency-key", "{id}")],
     ..DEFAULTS
 };
 
@@ -76,7 +76,7 @@ pub const GITEA: Preset = Preset {
     floor: DAY, // our estimate: it never retries
     retries: Retries::Never,
     scheme: Some(Scheme::hmac_sha256("x-gitea-signature", &[Body])),
-    sample: (&[("x-gitea-event", "push"), ("x-gitea-delivery", "{id}")], "{}"),
+    sample_headers: &[("x-gitea-event", "push"), ("x-gitea-delivery", "{id}")],
     ..DEFAULTS
 };
 
@@ -96,6 +96,6 @@ pub const CIRCLECI: Preset = Preset {
             .prefix("v1="),
     ),
     signed_id: true,
-    sample: (&[], r#"{"id":"{id}","type":"workflow-completed"}"#),
+    sample: r#"{"id":"{id}","type":"workflow-completed"}"#,
     ..DEFAULTS
 };

@@ -1,6 +1,7 @@
 //! Payments and shops.
 
 use super::preset::{DAY, DEFAULTS, HOUR, Preset};
+use super::read::joined;
 use super::scheme::Part::{Body, Item, Text, Url};
 use super::scheme::{Proof, Scheme};
 use crate::key::{self, Rule};
@@ -27,10 +28,7 @@ pub const STRIPE: Preset = Preset {
             .prefix("v1="),
     ),
     signed_id: true,
-    sample: (
-        &[],
-        r#"{"id":"{id}","object":"event","type":"payment_intent.succeeded","data":{"object":{"id":"pi_sample","object":"payment_intent"}}}"#,
-    ),
+    sample: r#"{"id":"{id}","object":"event","type":"payment_intent.succeeded","data":{"object":{"id":"pi_sample","object":"payment_intent"}}}"#,
     ..DEFAULTS
 };
 
@@ -50,22 +48,17 @@ pub const STRIPE: Preset = Preset {
 pub const SHOPIFY: Preset = Preset {
     name: "shopify",
     rule: || {
-        let key = key::header("x-shopify-shop-domain")
-            .and(key::header("x-shopify-topic"))
-            .and(key::header("x-shopify-event-id"));
-        Rule::part(key.or(key::header("x-shopify-webhook-id")))
+        let event = joined(key::header, "x-shopify-shop-domain|x-shopify-topic|x-shopify-event-id");
+        Rule::part(event.or(key::header("x-shopify-webhook-id")))
     },
     event_type: Some(|| key::header("x-shopify-topic")),
     floor: 8 * HOUR, // twice the 4 h of the schedule
     scheme: Some(Scheme::hmac_sha256("x-shopify-hmac-sha256", &[Body]).base64()),
-    sample: (
-        &[
-            ("x-shopify-shop-domain", "sample.myshopify.com"),
-            ("x-shopify-topic", "orders/create"),
-            ("x-shopify-event-id", "{id}"),
-        ],
-        "{}",
-    ),
+    sample_headers: &[
+        ("x-shopify-shop-domain", "sample.myshopify.com"),
+        ("x-shopify-topic", "orders/create"),
+        ("x-shopify-event-id", "{id}"),
+    ],
     ..DEFAULTS
 };
 
@@ -80,7 +73,7 @@ pub const SQUARE: Preset = Preset {
     floor: 48 * HOUR, // twice the 24 h of the schedule
     scheme: Some(Scheme::hmac_sha256("x-square-hmacsha256-signature", &[Url, Body]).base64()),
     signed_id: true,
-    sample: (&[], r#"{"event_id":"{id}","type":"payment.created"}"#),
+    sample: r#"{"event_id":"{id}","type":"payment.created"}"#,
     ..DEFAULTS
 };
 
@@ -101,7 +94,7 @@ pub const PADDLE: Preset = Preset {
             .prefix("h1="),
     ),
     signed_id: true,
-    sample: (&[], r#"{"event_id":"{id}","event_type":"transaction.completed"}"#),
+    sample: r#"{"event_id":"{id}","event_type":"transaction.completed"}"#,
     ..DEFAULTS
 };
 
@@ -121,21 +114,14 @@ pub const PADDLE: Preset = Preset {
 pub const ADYEN: Preset = Preset {
     name: "adyen",
     rule: || {
-        let field = |name| key::json(&format!("/NotificationRequestItem/{name}"));
-        let key = field("merchantAccountCode")
-            .optional()
-            .and(field("pspReference"))
-            .and(field("eventCode"))
-            .and(field("success"));
+        let field = |name: &str| key::json(&format!("/NotificationRequestItem/{name}"));
+        let key = joined(field, "merchantAccountCode?|pspReference|eventCode|success");
         Rule::Each(key::each("/notificationItems", key))
     },
     event_type: Some(|| key::json("/NotificationRequestItem/eventCode")),
     floor: 60 * DAY, // twice the 30 days of the schedule
     scheme: Some(Scheme::new("", Proof::Adyen).hex_secret()),
     signed_id: true,
-    sample: (
-        &[],
-        r#"{"live":"false","notificationItems":[{"NotificationRequestItem":{"merchantAccountCode":"SampleAccount","pspReference":"{id}","eventCode":"AUTHORISATION","success":"true"}}]}"#,
-    ),
+    sample: r#"{"live":"false","notificationItems":[{"NotificationRequestItem":{"merchantAccountCode":"SampleAccount","pspReference":"{id}","eventCode":"AUTHORISATION","success":"true"}}]}"#,
     ..DEFAULTS
 };

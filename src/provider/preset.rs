@@ -37,13 +37,13 @@ pub struct Preset {
     /// How the sender signs; `None` if this crate does not know it.
     pub(crate) scheme: Option<Scheme>,
     pub(super) signed_id: bool,
+    /// The headers of the sample, among them a content type other than JSON.
+    #[cfg_attr(not(feature = "testing"), expect(dead_code, reason = "`testing` sends them"))]
+    pub(crate) sample_headers: &'static [(&'static str, &'static str)],
+    /// The body of a request with an event, for tests. `{id}` is the id; in JSON, `{number}` is a number if the id is one.
     #[cfg_attr(not(feature = "testing"), expect(dead_code, reason = "`testing` sends it"))]
-    pub(crate) sample: Sample,
+    pub(crate) sample: &'static str,
 }
-
-/// A request with an event, for tests: its headers, among them a content type other than JSON, and its body. `{id}` is
-/// the id; in JSON, `{number}` is a number if the id is one.
-pub(crate) type Sample = (&'static [(&'static str, &'static str)], &'static str);
 
 /// The defaults of the fields that a preset does not state.
 pub(super) const DEFAULTS: Preset = Preset {
@@ -59,7 +59,8 @@ pub(super) const DEFAULTS: Preset = Preset {
     retries: Retries::Automatic,
     scheme: None,
     signed_id: false,
-    sample: (&[], "{}"),
+    sample_headers: &[],
+    sample: "{}",
 };
 
 type Condition = fn(&RequestRef<'_>) -> bool;

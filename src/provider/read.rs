@@ -9,6 +9,18 @@ use crate::key::{
     self, Arrays, EachKey, EventPart, Events, Extracted, KeyPart, RequestRef, is_array, items,
 };
 
+/// Reads the parts of a key in the notation of the guide's table: `|` joins parts, `?` ends an optional one, and ` or `
+/// stands between alternatives.
+pub(super) fn joined(read: fn(&str) -> KeyPart, parts: &str) -> KeyPart {
+    let any = |names: &str| names.split(" or ").map(read).reduce(KeyPart::or);
+    let part = |part: &str| match part.strip_suffix('?') {
+        Some(names) => any(names).map(KeyPart::optional),
+        None => any(part),
+    };
+    // A text has at least one part.
+    parts.split('|').filter_map(part).reduce(KeyPart::and).unwrap_or_else(|| read(parts))
+}
+
 /// Returns the value at a JSON pointer in the body, if it is present and well-formed.
 pub(super) fn value(request: &RequestRef<'_>, pointer: &str) -> Option<String> {
     let value = key::json(pointer).read(request).ok()??;

@@ -169,14 +169,6 @@ impl Scheme {
         Self { secret, ..self }
     }
 
-    pub(super) const fn or_in(self, other_header: &'static str) -> Self {
-        Self { other_header, ..self }
-    }
-
-    pub(super) const fn with_twin(self, own: &'static str, other: &'static str) -> Self {
-        Self { twin: (own, other), ..self }
-    }
-
     /// Returns `true` if a signed time limits how long a captured request can be sent again.
     #[cfg(feature = "testing")]
     pub(crate) fn signs_time(&self) -> bool {

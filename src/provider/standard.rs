@@ -34,7 +34,7 @@ pub const STANDARD_WEBHOOKS: Preset = Preset {
         &[Header("webhook-id"), Text("."), Seconds("webhook-timestamp"), Text("."), Body],
     )),
     signed_id: true,
-    sample: (&[("webhook-id", "{id}")], "{}"),
+    sample_headers: &[("webhook-id", "{id}")],
     ..DEFAULTS
 };
 
@@ -57,15 +57,15 @@ pub const SVIX: Preset = Preset {
     aliases: &["clerk", "resend"],
     rule: || Rule::part(key::from_fn(svix_id)),
     floor: 2 * (27 * HOUR + 35 * MINUTE + 5), // twice the 27 h 35 min 5 s of the schedule
-    scheme: Some(
-        standard(
+    scheme: Some(Scheme {
+        twin: ("svix-", "webhook-"),
+        ..standard(
             "svix-signature",
             &[Header("svix-id"), Text("."), Seconds("svix-timestamp"), Text("."), Body],
         )
-        .with_twin("svix-", "webhook-"),
-    ),
+    }),
     signed_id: true,
-    sample: (&[("svix-id", "{id}")], "{}"),
+    sample_headers: &[("svix-id", "{id}")],
     ..DEFAULTS
 };
 
@@ -92,10 +92,8 @@ pub const CLOUDEVENTS: Preset = Preset {
     rule: || Rule::Reader(cloud_events),
     floor: 7 * DAY, // our estimate: the format has no schedule
     retries: Retries::Undocumented,
-    sample: (
-        &[("content-type", "application/cloudevents+json")],
-        r#"{"specversion":"1.0","type":"com.example.sample","source":"/sample","id":"{id}"}"#,
-    ),
+    sample_headers: &[("content-type", "application/cloudevents+json")],
+    sample: r#"{"specversion":"1.0","type":"com.example.sample","source":"/sample","id":"{id}"}"#,
     ..DEFAULTS
 };
 

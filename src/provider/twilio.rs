@@ -6,6 +6,7 @@ use std::sync::LazyLock;
 use http::Method;
 
 use super::preset::{DAY, DEFAULTS, Preset, Retries};
+use super::read::joined;
 use super::scheme::{Proof, Scheme};
 use crate::error::KeyError;
 use crate::key::{self, KeyPart, RequestRef, Rule, hex, sha256, without_mark};
@@ -57,10 +58,8 @@ pub const TWILIO: Preset = Preset {
     retries: Retries::ConnectionFailure,
     scheme: Some(Scheme::new("x-twilio-signature", Proof::Twilio)),
     signed_id: true,
-    sample: (
-        &[("content-type", "application/x-www-form-urlencoded")],
-        "AccountSid=AC_sample&MessageSid={id}&MessageStatus=delivered",
-    ),
+    sample_headers: &[("content-type", "application/x-www-form-urlencoded")],
+    sample: "AccountSid=AC_sample&MessageSid={id}&MessageStatus=delivered",
     ..DEFAULTS
 };
 
@@ -79,47 +78,22 @@ static QUERY_STATUS: LazyLock<KeyPart> = LazyLock::new(|| status(key::query));
 
 /// The key of the status of a message, a call or a recording.
 fn status(field: fn(&str) -> KeyPart) -> KeyPart {
-    let message = field("AccountSid")
-        .optional()
-        .and(field("MessageSid"))
-        .and(field("MessageStatus").or(field("SmsStatus")).optional());
-    let call = field("AccountSid")
-        .optional()
-        .and(field("CallSid"))
-        .and(field("CallStatus").optional())
-        .and(field("SequenceNumber").optional())
-        .and(field("RecordingSid").optional())
-        .and(field("RecordingStatus").optional());
-    message.or(call)
+    let call = "AccountSid?|CallSid|CallStatus?|SequenceNumber?|RecordingSid?|RecordingStatus?";
+    joined(field, "AccountSid?|MessageSid|MessageStatus or SmsStatus?").or(joined(field, call))
 }
 
 /// The SIDs that a status may have beside its own.
-const OF_A_STATUS: &[&str] = &[
-    "AccountSid",
-    "ApplicationSid",
-    "CallSid",
-    "ChannelInstallSid",
-    "MessageSid",
-    "MessagingServiceSid",
-    "OriginalRepliedMessageSid",
-    "ParentCallSid",
-    "PhoneNumberSid",
-    "RecordingSid",
-    "SmsMessageSid",
-    "SmsSid",
-    "TrunkSid",
-];
+const OF_A_STATUS: &str = "AccountSid ApplicationSid CallSid ChannelInstallSid MessageSid \
+    MessagingServiceSid OriginalRepliedMessageSid ParentCallSid PhoneNumberSid RecordingSid \
+    SmsMessageSid SmsSid TrunkSid";
 
 /// The fields of events that have no SID beside that of their call.
-const OF_OTHER_EVENTS: &[&str] = &[
-    "DialCallStatus",
-    "PaymentMethod",
-    "ReferCallStatus",
-    "SessionId",
-    "StableSpeechResult",
-    "UnstableSpeechResult",
-    "VirtualAgentStatus",
-];
+const OF_OTHER_EVENTS: &str = "DialCallStatus PaymentMethod ReferCallStatus SessionId \
+    StableSpeechResult UnstableSpeechResult VirtualAgentStatus";
+
+fn is_in(names: &str, name: &str) -> bool {
+    names.split(' ').any(|other| other == name)
+}
 
 /// Reads the id from pairs `name=value` joined by `&`.
 fn id(
@@ -129,14 +103,14 @@ fn id(
 ) -> Result<Option<String>, KeyError> {
     let status = status.read(request)?;
     let fields: BTreeSet<_> = form_urlencoded::parse(pairs).collect();
-    let has_sid_but = |known: &[&str]| {
+    let has_sid_but = |known: &str| {
         let names = fields.iter().map(|(name, _)| &**name);
         let mut sids = names.filter(|name| name.ends_with("Sid") || name.ends_with("_sid"));
-        sids.any(|name| !known.contains(&name))
+        sids.any(|name| !is_in(known, name))
     };
     let parts = match &status {
         Some(status) => {
-            let is_other = |name: &str| name.ends_with("Event") || OF_OTHER_EVENTS.contains(&name);
+            let is_other = |name: &str| name.ends_with("Event") || is_in(OF_OTHER_EVENTS, name);
             if !has_sid_but(OF_A_STATUS) && !fields.iter().any(|(name, _)| is_other(name)) {
                 return Ok(Some(status.clone().into_owned()));
             }
@@ -145,8 +119,7 @@ fn id(
         None => {
             let account = fields.iter().find(|(name, _)| name == "AccountSid");
             // Twilio states the account beside a field that is named `Sid` only.
-            let known: &[_] =
-                if account.is_some() { &["AccountSid"] } else { &["account_sid", "Sid"] };
+            let known = if account.is_some() { "AccountSid" } else { "account_sid Sid" };
             if !has_sid_but(known) {
                 return Ok(None);
             }

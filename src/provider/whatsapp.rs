@@ -9,8 +9,8 @@ use super::scheme::Part::Body;
 use super::scheme::Scheme;
 use crate::error::KeyError;
 use crate::key::{
-    self, Arrays, EventPart, Events, Extracted, FoundId, KeyPart, RequestRef, Rule, body_id,
-    compose, event_type, items,
+    self, Arrays, EventPart, Events, Extracted, FoundId, KeyPart, Rule, body_id, compose,
+    event_type, items,
 };
 
 /// WhatsApp and other webhooks of Meta: one key for each update.
@@ -40,10 +40,7 @@ pub const WHATSAPP: Preset = Preset {
     max_body: Some(3 * MIB),
     scheme: Some(Scheme::hmac_sha256("x-hub-signature-256", &[Body]).prefix("sha256=")),
     signed_id: true,
-    sample: (
-        &[],
-        r#"{"object":"whatsapp_business_account","entry":[{"id":"sample","changes":[{"field":"messages","value":{"messaging_product":"whatsapp","metadata":{"phone_number_id":"sample"},"messages":[{"id":"{id}","type":"text","text":{"body":"sample"}}]}}]}]}"#,
-    ),
+    sample: r#"{"object":"whatsapp_business_account","entry":[{"id":"sample","changes":[{"field":"messages","value":{"messaging_product":"whatsapp","metadata":{"phone_number_id":"sample"},"messages":[{"id":"{id}","type":"text","text":{"body":"sample"}}]}}]}]}"#,
     ..DEFAULTS
 };
 
@@ -82,16 +79,28 @@ fn whatsapp(mut events: Events<'_>) -> Result<Extracted, KeyError> {
         for change in changes {
             let updates = updates(&change)?;
             let of = request.with_body(&change);
-            if !updates.is_empty() {
-                complete &= read_updates(&of, updates, &mut events)?;
+            if updates.is_empty() {
+                let field = FIELD.read(&of)?;
+                let digest = body_id(&change);
+                let parts = [id.as_deref(), time.as_deref(), field.as_deref(), Some(&*digest)];
+                let event_type = field.as_deref().and_then(event_type);
+                let found = FoundId { id: compose(&parts).into(), event_type };
+                events.push(found, change, true)?;
                 continue;
             }
-            let field = FIELD.read(&of)?;
-            let digest = body_id(&change);
-            let parts = [id.as_deref(), time.as_deref(), field.as_deref(), Some(&*digest)];
-            let event_type = field.as_deref().and_then(event_type);
-            let found = FoundId { id: compose(&parts).into(), event_type };
-            events.push(found, change, true)?;
+            let phone = PHONE.read(&of)?;
+            for (update, is_status) in updates {
+                let of = request.with_body(&update);
+                let id = ID.read(&of)?;
+                let read = |part: &KeyPart| if is_status { part.read(&of) } else { Ok(None) };
+                let (status, recipient) = (read(&STATUS)?, read(&RECIPIENT)?);
+                complete &= id.is_some() && (status.is_some() || !is_status);
+                let number = phone.as_ref().map(|phone| &*phone.id);
+                let parts = [number, id.as_deref(), status.as_deref(), recipient.as_deref()];
+                let id = compose(if is_status { &parts } else { &parts[..2] }).into();
+                let event_type = phone.as_ref().and_then(|phone| phone.event_type.clone());
+                events.push(FoundId { id, event_type }, update, true)?;
+            }
         }
     }
     Ok(if complete { events.into() } else { Extracted::Missing })
@@ -107,31 +116,4 @@ fn updates(change: &Bytes) -> Result<Vec<(Bytes, bool)>, KeyError> {
     let mut updates: Vec<_> = messages.chain(statuses).collect();
     updates.sort_by_key(|(update, _)| update.as_ptr().addr());
     Ok(updates)
-}
-
-/// Reads the keys of updates. Returns `true` if each update has one.
-fn read_updates(
-    change: &RequestRef<'_>,
-    updates: Vec<(Bytes, bool)>,
-    events: &mut Events<'_>,
-) -> Result<bool, KeyError> {
-    let phone = PHONE.read(change)?;
-    let event_type = phone.as_ref().and_then(|phone| phone.event_type.clone());
-    let phone = phone.as_ref().map(|phone| &*phone.id);
-    let mut complete = true;
-    for (update, is_status) in updates {
-        let of = change.with_body(&update);
-        let id = ID.read(&of)?;
-        let key = if is_status {
-            let (status, recipient) = (STATUS.read(&of)?, RECIPIENT.read(&of)?);
-            complete &= id.is_some() && status.is_some();
-            compose(&[phone, id.as_deref(), status.as_deref(), recipient.as_deref()])
-        } else {
-            complete &= id.is_some();
-            compose(&[phone, id.as_deref()])
-        };
-        let found = FoundId { id: key.into(), event_type: event_type.clone() };
-        events.push(found, update, true)?;
-    }
-    Ok(complete)
 }

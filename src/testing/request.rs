@@ -36,7 +36,7 @@ use crate::provider::Preset;
 /// ```
 #[must_use]
 pub fn request(preset: Preset, path: &str, id: &str) -> Request<Full<Bytes>> {
-    let (headers, body) = preset.sample;
+    let (headers, body) = (preset.sample_headers, preset.sample);
     let is_form = headers.iter().any(|(_, value)| value.ends_with("x-www-form-urlencoded"));
     let body = if is_form {
         body.replace("{id}", &form_urlencoded::byte_serialize(id.as_bytes()).collect::<String>())

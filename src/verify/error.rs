@@ -62,44 +62,28 @@ impl std::error::Error for Refusal {}
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum VerifierError {
-    /// This crate knows no signature scheme for the preset. `Display` lists the senders with one, and names the
+    /// This crate knows no signature scheme for the preset of this name. `Display` lists the senders with one, and names the
     /// page that says what to do.
-    #[non_exhaustive]
-    NoScheme {
-        /// The name of the preset.
-        preset: &'static str,
-    },
-    /// A scheme of your own breaks a rule.
-    #[non_exhaustive]
-    InvalidScheme {
-        /// The rule that it breaks.
-        rule: &'static str,
-    },
+    NoScheme(&'static str),
+    /// A scheme of your own breaks this rule.
+    InvalidScheme(&'static str),
     /// The secret is empty.
     EmptySecret,
-    /// The secret does not have the form that the scheme needs.
-    #[non_exhaustive]
-    MalformedSecret {
-        /// What the secret must be.
-        rule: &'static str,
-    },
+    /// The secret does not have this form, which the scheme needs.
+    MalformedSecret(&'static str),
     /// The sender signs the public URL of the server:
     /// [`verifier_at`](crate::provider::Preset::verifier_at) takes it.
     NoPublicUrl,
     /// A public URL starts with `http://` or `https://`, has a host, and has no query.
     InvalidPublicUrl,
-    /// The scheme needs a cargo feature that is off.
-    #[non_exhaustive]
-    FeatureDisabled {
-        /// The cargo feature.
-        feature: &'static str,
-    },
+    /// The scheme needs this cargo feature, which is off.
+    FeatureDisabled(&'static str),
 }
 
 impl fmt::Display for VerifierError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NoScheme { preset } => {
+            Self::NoScheme(preset) => {
                 let known = provider::ALL.iter().filter(|known| known.has_verifier());
                 let known = known.map(Preset::name).collect::<Vec<_>>().join(", ");
                 write!(
@@ -107,16 +91,16 @@ impl fmt::Display for VerifierError {
                     "no signature scheme is known for `{preset}`: {PAGE} says what to do; there is one for {known}"
                 )
             }
-            Self::InvalidScheme { rule } => {
+            Self::InvalidScheme(rule) => {
                 write!(f, "the signature scheme is invalid; the rule is: {rule}")
             }
             Self::EmptySecret => f.write_str("the secret is empty"),
-            Self::MalformedSecret { rule } => write!(f, "the secret is not {rule}"),
+            Self::MalformedSecret(rule) => write!(f, "the secret is not {rule}"),
             Self::NoPublicUrl => f.write_str("the sender signs the public URL, and none is given"),
             Self::InvalidPublicUrl => {
                 f.write_str("a public URL looks like https://hooks.example.com")
             }
-            Self::FeatureDisabled { feature } => {
+            Self::FeatureDisabled(feature) => {
                 write!(f, "this scheme needs the cargo feature `{feature}` of tower-dedup")
             }
         }

@@ -28,7 +28,7 @@ impl Key {
         if bare.is_empty() {
             return Err(VerifierError::EmptySecret);
         }
-        let malformed = |rule| VerifierError::MalformedSecret { rule };
+        let malformed = VerifierError::MalformedSecret;
         // A file or a variable often ends in a line feed, which no signature would match.
         if secret.trim() != secret {
             return Err(malformed("free of white space around it"));
@@ -108,13 +108,13 @@ impl Key {
         ];
         let point = der.strip_prefix(&P256);
         let key = point.and_then(|p| p256::ecdsa::VerifyingKey::from_sec1_bytes(p).ok());
-        let key = key.ok_or(VerifierError::MalformedSecret { rule: "a public key in base64" })?;
+        let key = key.ok_or(VerifierError::MalformedSecret("a public key in base64"))?;
         Ok(Self::P256(Box::new(key)))
     }
 
     #[cfg(not(feature = "verify-ecdsa"))]
     fn p256(_: &[u8]) -> Result<Self, VerifierError> {
-        Err(VerifierError::FeatureDisabled { feature: "verify-ecdsa" })
+        Err(VerifierError::FeatureDisabled("verify-ecdsa"))
     }
 
     #[cfg(feature = "verify-ed25519")]
@@ -122,12 +122,12 @@ impl Key {
         let key = bytes.try_into().ok();
         let key = key.and_then(|bytes| ed25519_dalek::VerifyingKey::from_bytes(bytes).ok());
         let rule = "a public key of Ed25519";
-        Ok(Self::Ed25519(Box::new(key.ok_or(VerifierError::MalformedSecret { rule })?)))
+        Ok(Self::Ed25519(Box::new(key.ok_or(VerifierError::MalformedSecret(rule))?)))
     }
 
     #[cfg(not(feature = "verify-ed25519"))]
     fn ed25519(_: &[u8]) -> Result<Self, VerifierError> {
-        Err(VerifierError::FeatureDisabled { feature: "verify-ed25519" })
+        Err(VerifierError::FeatureDisabled("verify-ed25519"))
     }
 }
 

@@ -283,23 +283,21 @@ impl VerifyLayer {
 
     /// Looks up what verifies the request.
     async fn look_up(&self, look_up: &Select, head: &Parts) -> Result<Verifier, StatusCode> {
-        let (status, name, fact) = match timeout(LOOK_UP_TIMEOUT, look_up(head.clone())).await {
+        let report =
+            |name, fact: &dyn fmt::Display| self.report(None, head, &Bytes::new(), name, fact);
+        let fact = match timeout(LOOK_UP_TIMEOUT, look_up(head.clone())).await {
             Ok(Ok(Some(verifier))) => return Ok(verifier),
             Ok(Ok(None)) => {
-                let unknown = Refusal::Unknown;
-                (StatusCode::UNAUTHORIZED, unknown.name(), unknown.to_string())
+                report(Refusal::Unknown.name(), &Refusal::Unknown);
+                return Err(StatusCode::UNAUTHORIZED);
             }
             Ok(Err(error)) => {
-                let fact = format!("the look-up failed: {}", escaped(&observe::chain(&*error)));
-                (StatusCode::SERVICE_UNAVAILABLE, "look_up_failed", fact)
+                format!("the look-up failed: {}", escaped(&observe::chain(&*error)))
             }
-            Err(_) => {
-                let fact = "the look-up took too long".to_owned();
-                (StatusCode::SERVICE_UNAVAILABLE, "look_up_failed", fact)
-            }
+            Err(_) => "the look-up took too long".to_owned(),
         };
-        self.report(None, head, &Bytes::new(), name, &fact);
-        Err(status)
+        report("look_up_failed", &fact);
+        Err(StatusCode::SERVICE_UNAVAILABLE)
     }
 
     /// Logs and counts a request that is refused. `body` is what was read of it.

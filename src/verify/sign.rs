@@ -20,6 +20,7 @@ use super::received::{HmacSha256, Received, base64, hex, mac};
 use super::schemes::{adyen, data, url};
 use super::verifier::unix;
 use crate::error::BoxError;
+use crate::key;
 use crate::provider::scheme::{Part, Proof, Scheme};
 
 impl Scheme {
@@ -43,108 +44,86 @@ impl Scheme {
         if let Some(rule) = self.fault() {
             return Err(rule.into());
         }
-        let url = public_url.map(PublicUrl::parse).transpose()?;
-        let (head, body) = request.into_parts();
-        let mut signing = Signing { scheme: self, secret, head, body, url, now: unix(now) };
+        let (url, now) = (public_url.map(PublicUrl::parse).transpose()?, unix(now));
+        let (mut head, body) = request.into_parts();
+        if self.proof == Proof::Adyen {
+            let body = self.sign_items(secret, &head, &body)?;
+            return Ok(Request::from_parts(head, body));
+        }
+        let before = self.set_time(&mut head, now)?;
+        let (url, target) = (url.as_ref(), target(&head.uri));
+        let of =
+            Received { scheme: self, head: &head, body: &body, now, tolerance: 0, url, target };
         let signature = match self.proof {
             Proof::Token => secret.to_owned(),
-            Proof::Twilio => STANDARD.encode(signing.twilio()?),
-            Proof::Adyen => {
-                signing.adyen()?;
-                return Ok(Request::from_parts(signing.head, signing.body));
+            Proof::Twilio => {
+                let parts = [of.public_url()?.as_str(), &url::twilio_text(&of)?].concat();
+                STANDARD.encode(self.code::<Hmac<Sha1>>(secret, parts.as_bytes())?)
             }
-            _ => signing.item()?,
+            _ => before + &self.item(secret, &data::text(&of)?.parts.concat())?,
         };
-        signing.set(self.header, &signature)?;
-        Ok(Request::from_parts(signing.head, signing.body))
+        head.headers.insert(self.header, HeaderValue::from_str(&signature)?);
+        Ok(Request::from_parts(head, body))
     }
-}
 
-struct Signing<'a> {
-    scheme: &'a Scheme,
-    secret: &'a str,
-    head: Parts,
-    body: Bytes,
-    url: Option<PublicUrl>,
-    now: i64,
-}
-
-impl Signing<'_> {
-    /// Sets the header of the time. Returns the value of the header with the code.
-    fn item(&mut self) -> Result<String, BoxError> {
-        let scheme = self.scheme;
+    /// Sets the header of the time. Returns what precedes the code in the header of the signature.
+    fn set_time(&self, head: &mut Parts, now: i64) -> Result<String, BoxError> {
         let mut before = String::new();
-        for part in scheme.text {
-            match *part {
-                Part::Seconds(header) => self.set(header, &self.now.to_string())?,
-                Part::Millis(header) => self.set(header, &format!("{}000", self.now))?,
+        for part in self.text {
+            let (header, value) = match *part {
+                Part::Seconds(header) => (header, now.to_string()),
+                Part::Millis(header) => (header, format!("{now}000")),
                 Part::Rfc3339(header) => {
-                    let time = DateTime::from_timestamp(self.now, 0).ok_or("no date")?;
-                    self.set(header, &time.to_rfc3339_opts(SecondsFormat::Secs, true))?;
+                    let time = DateTime::from_timestamp(now, 0).ok_or("no date")?;
+                    (header, time.to_rfc3339_opts(SecondsFormat::Secs, true))
                 }
                 Part::Item(prefix) => {
-                    let separator = scheme.separators.first().ok_or("no separator")?;
-                    before = format!("{prefix}{}{separator}", self.now);
-                    self.set(scheme.header, &before)?;
+                    let separator = self.separators.first().ok_or("no separator")?;
+                    before = format!("{prefix}{now}{separator}");
+                    (self.header, before.clone())
                 }
-                _ => {}
-            }
+                _ => continue,
+            };
+            head.headers.insert(header, HeaderValue::from_str(&value)?);
         }
-        let text = data::text(&self.received())?.parts.concat();
-        let (prefix, code) = match (scheme.proof, self.secret.strip_prefix("whsk_")) {
-            (Proof::P256, _) => (scheme.prefix, ecdsa(self.secret, &text)?),
-            (Proof::Ed25519, _) => (scheme.prefix, ed25519(hex(self.secret).as_deref(), &text)?),
-            (_, Some(private)) => (WEBHOOK_ED25519, ed25519(base64(private).as_deref(), &text)?),
-            (Proof::HmacSha1, _) => (scheme.prefix, self.code::<Hmac<Sha1>>(&[&text])?),
-            _ => (scheme.prefix, self.code::<HmacSha256>(&[&text])?),
-        };
-        let code = if scheme.is_base64 {
-            STANDARD.encode(code)
-        } else {
-            base16ct::lower::encode_string(&code)
-        };
-        Ok([&*before, prefix, &code].concat())
+        Ok(before)
     }
 
-    fn twilio(&self) -> Result<Vec<u8>, BoxError> {
-        let request = self.received();
-        let (url, text) = (request.public_url()?, url::twilio_text(&request)?);
-        self.code::<Hmac<Sha1>>(&[url.as_str().as_bytes(), text.as_bytes()])
-    }
-
-    fn received(&self) -> Received<'_> {
-        let (scheme, head, url) = (self.scheme, &self.head, self.url.as_ref());
-        let target = target(&head.uri);
-        Received { scheme, head, body: &self.body, now: self.now, tolerance: 0, url, target }
+    /// Returns an item with the code of a text.
+    fn item(&self, secret: &str, text: &[u8]) -> Result<String, BoxError> {
+        let (prefix, code) = match (self.proof, secret.strip_prefix("whsk_")) {
+            (Proof::P256, _) => (self.prefix, ecdsa(secret, text)?),
+            (Proof::Ed25519, _) => (self.prefix, ed25519(hex(secret).as_deref(), text)?),
+            (_, Some(private)) => (WEBHOOK_ED25519, ed25519(base64(private).as_deref(), text)?),
+            (Proof::HmacSha1, _) => (self.prefix, self.code::<Hmac<Sha1>>(secret, text)?),
+            _ => (self.prefix, self.code::<HmacSha256>(secret, text)?),
+        };
+        let encode: fn(&[u8]) -> String =
+            if self.is_base64 { |code| STANDARD.encode(code) } else { key::hex };
+        Ok([prefix, &encode(&code)].concat())
     }
 
     /// Signs every item of the body.
-    fn adyen(&mut self) -> Result<(), BoxError> {
-        let mut body: Value = serde_json::from_slice(&self.body)?;
+    fn sign_items(&self, secret: &str, head: &Parts, bytes: &Bytes) -> Result<Bytes, BoxError> {
+        let mut body: Value = serde_json::from_slice(bytes)?;
         let list = body["notificationItems"].as_array_mut().ok_or("no notificationItems")?;
-        for (item, bytes) in list.iter_mut().zip(adyen::items_of(&self.body)?) {
-            let code = self.code::<HmacSha256>(&[adyen::text(&self.head, &bytes)?.as_bytes()])?;
+        for (item, bytes) in list.iter_mut().zip(adyen::items_of(bytes)?) {
+            let code = self.code::<HmacSha256>(secret, adyen::text(head, &bytes)?.as_bytes())?;
             let signature = STANDARD.encode(code);
             item["NotificationRequestItem"]["additionalData"]["hmacSignature"] = signature.into();
         }
-        self.body = serde_json::to_vec(&body)?.into();
-        Ok(())
+        Ok(serde_json::to_vec(&body)?.into())
     }
 
-    fn set(&mut self, name: &'static str, value: &str) -> Result<(), BoxError> {
-        self.head.headers.insert(name, HeaderValue::from_str(value)?);
-        Ok(())
-    }
-
-    fn code<M: Mac + KeyInit>(&self, parts: &[&[u8]]) -> Result<Vec<u8>, BoxError> {
+    fn code<M: Mac + KeyInit>(&self, secret: &str, text: &[u8]) -> Result<Vec<u8>, BoxError> {
         #[cfg_attr(
             not(any(feature = "verify-ecdsa", feature = "verify-ed25519")),
             expect(irrefutable_let_patterns, reason = "there is no other kind of key")
         )]
-        let Key::Shared(key) = Key::new(self.scheme, self.secret)? else {
+        let Key::Shared(key) = Key::new(self, secret)? else {
             return Err("a public key signs nothing".into());
         };
-        let mac: M = mac(&key, parts).ok_or("no key")?;
+        let mac: M = mac(&key, &[text]).ok_or("no key")?;
         Ok(mac.finalize().into_bytes().to_vec())
     }
 }
@@ -161,7 +140,7 @@ fn ecdsa(private_key: &str, text: &[u8]) -> Result<Vec<u8>, BoxError> {
 
 #[cfg(not(feature = "verify-ecdsa"))]
 fn ecdsa(_: &str, _: &[u8]) -> Result<Vec<u8>, BoxError> {
-    Err(VerifierError::FeatureDisabled { feature: "verify-ecdsa" }.into())
+    Err(VerifierError::FeatureDisabled("verify-ecdsa").into())
 }
 
 /// Signs with a private key, which the public key may follow.
@@ -176,5 +155,5 @@ fn ed25519(private_key: Option<&[u8]>, text: &[u8]) -> Result<Vec<u8>, BoxError>
 
 #[cfg(not(feature = "verify-ed25519"))]
 fn ed25519(_: Option<&[u8]>, _: &[u8]) -> Result<Vec<u8>, BoxError> {
-    Err(VerifierError::FeatureDisabled { feature: "verify-ed25519" }.into())
+    Err(VerifierError::FeatureDisabled("verify-ed25519").into())
 }

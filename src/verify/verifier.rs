@@ -55,7 +55,7 @@ pub struct Verifier {
 impl Verifier {
     fn new(scheme: Scheme, secret: &str, url: Option<&str>) -> Result<Self, VerifierError> {
         if let Some(rule) = scheme.fault() {
-            return Err(VerifierError::InvalidScheme { rule });
+            return Err(VerifierError::InvalidScheme(rule));
         }
         let key = Key::new(&scheme, secret)?;
         let url = match url {
@@ -168,7 +168,7 @@ impl Preset {
     /// [`VerifierError::NoScheme`] if this crate knows no scheme of the sender. Otherwise if the secret is empty
     /// or malformed, if the sender signs the public URL, or if the scheme needs a feature that is off.
     pub fn verifier(&self, secret: impl AsRef<str>) -> Result<Verifier, VerifierError> {
-        let scheme = self.scheme.ok_or(VerifierError::NoScheme { preset: self.name() })?;
+        let scheme = self.scheme.ok_or(VerifierError::NoScheme(self.name()))?;
         Ok(Verifier { preset: Some(*self), ..scheme.verifier(secret)? })
     }
 
@@ -189,7 +189,7 @@ impl Preset {
         public_url: &str,
         secret: impl AsRef<str>,
     ) -> Result<Verifier, VerifierError> {
-        let scheme = self.scheme.ok_or(VerifierError::NoScheme { preset: self.name() })?;
+        let scheme = self.scheme.ok_or(VerifierError::NoScheme(self.name()))?;
         Ok(Verifier { preset: Some(*self), ..scheme.verifier_at(public_url, secret)? })
     }
 

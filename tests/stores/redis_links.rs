@@ -153,6 +153,8 @@ async fn answer_of_a_proxy_is_no_refusal_of_the_server() {
         // Of no shape that a script returns.
         "+OK\r\n",
         ":0\r\n",
+        "*0\r\n",
+        "*1\r\n$-1\r\n",
         "*1\r\n:7\r\n",
     ] {
         for mine in [terms(), on_claim(&terms())] {
@@ -258,6 +260,7 @@ fn connections(server: &Server) -> u128 {
 
 #[tokio::test]
 async fn replica_refuses_until_it_is_a_primary_again() {
+    let (log, _guard) = Log::of_this_thread();
     let (server, other) = (Server::start(), Server::start());
     let adapter = connect(&server.url()).await;
     let (terms, port) = (terms(), other.port().to_string());
@@ -282,6 +285,8 @@ async fn replica_refuses_until_it_is_a_primary_again() {
         server.run::<()>(&["REPLICAOF", "NO", "ONE"]);
     });
     assert_eq!(attempt(claimed), 1);
+    // The process is the same, and its history another.
+    assert!(!log.beginning("the store may have lost acknowledged writes").is_empty());
 }
 
 /// A key that a replica has as complete may be free on its primary.

@@ -8,14 +8,14 @@ use sqlx::{AssertSqlSafe, Connection, SqliteConnection, SqlitePool};
 use tower::Layer;
 use tower_dedup::adapter::contract::DedupAdapter;
 use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
-use tower_dedup::adapter::{Purging, SqliteAdapter, SqliteOptions};
+use tower_dedup::adapter::{SqliteAdapter, SqliteOptions};
 use tower_dedup::internals::sqlite_statements;
 use tower_dedup::{ConfigError, DedupLayer, StoreErrorKind};
 
 use crate::support::effects::until_acknowledged;
 use crate::support::{
     FIRST, Handler, answered, by_header, dedup_key, on_claim, request, result, rows, send,
-    spawn_send, sqlite_url, terms, until,
+    spawn_send, sqlite_url, terms,
 };
 
 /// A SQLite file in a folder of its own.
@@ -267,35 +267,6 @@ async fn urls_that_name_no_file_are_refused() {
     }
     let missing = SqliteAdapter::connect("sqlite:///nonexistent/folder/x.db").await.unwrap_err();
     assert_eq!(missing.kind(), StoreErrorKind::Unavailable);
-}
-
-/// SQLite removes `-wal` and `-shm` when the last connection closes, and the pool closes idle connections.
-#[cfg(unix)]
-#[tokio::test]
-async fn wal_stays_while_the_pool_has_no_connection_until_the_adapter_is_closed() {
-    use std::os::unix::fs::MetadataExt;
-
-    let file = File::new();
-    let files = || {
-        let inode = |end: &str| {
-            let path = format!("{}{end}", file.path().display());
-            Some((end.to_owned(), std::fs::metadata(path).ok()?.ino()))
-        };
-        ["", "-wal", "-shm"].into_iter().filter_map(inode).collect::<Vec<_>>()
-    };
-    let options = SqliteConnectOptions::new().filename(file.path()).create_if_missing(true);
-    let pool = SqlitePoolOptions::new().idle_timeout(Duration::from_millis(1));
-    let pool = pool.connect_lazy_with(options.journal_mode(SqliteJournalMode::Wal));
-    let options = SqliteOptions::new().purging(Purging::off());
-    let adapter = SqliteAdapter::with_options(pool.clone(), options);
-    let key = dedup_key("a");
-    assert_eq!(adapter.claim(&key, &on_claim(&terms())).await.unwrap(), FIRST);
-    let opened = files();
-    assert_eq!(opened.len(), 3);
-    until(|| pool.size() == 0).await;
-    assert_eq!(files(), opened);
-    adapter.close().await;
-    assert_eq!(files(), opened[..1]);
 }
 
 /// Every key is searched by the primary key, also in a table that is known to be tiny: it grows.

@@ -192,7 +192,7 @@ fn invalid_scheme_or_secret_is_an_error_that_shows_no_secret() {
         ),
     ] {
         let error = scheme.verifier("secret").unwrap_err();
-        assert!(matches!(error, VerifierError::InvalidScheme { rule: of, .. } if of == rule));
+        assert!(matches!(error, VerifierError::InvalidScheme(of) if of == rule));
         assert!(scheme.sign("secret", None, at(NOW), unsigned("")).is_err());
         assert!(error.to_string().contains(rule) && !error.to_string().contains("secret"));
     }

@@ -21,7 +21,6 @@ use crate::error::{StoreError, StoreErrorKind};
 use crate::key::DedupKey;
 use crate::observe;
 
-const DEFAULT_CAPACITY: usize = 1_000_000;
 const DEFAULT_STORED_BYTES: usize = 256 << 20;
 /// A shard holds so many keys, or up to twice as many: a call may wait while a shard grows.
 const SHARD_KEYS: usize = 1_600;
@@ -70,7 +69,7 @@ impl MemoryAdapter {
     /// Creates an adapter for up to 1,000,000 keys.
     #[must_use]
     pub fn new() -> Self {
-        Self::with_capacity(DEFAULT_CAPACITY)
+        Self::with_capacity(1_000_000)
     }
 
     /// Creates an adapter for up to `capacity` keys, at least one.
@@ -106,14 +105,14 @@ impl MemoryAdapter {
     /// Moves this adapter's clock forward: leases lapse and keys expire as if `by` had passed.
     #[cfg(any(test, feature = "testing"))]
     pub fn advance(&self, by: Duration) {
-        self.clock.advance(by);
+        self.clock.shift(|offset| offset.saturating_add(ms(by)));
     }
 
     /// Sets this adapter's clock back, for tests of a store's clock that jumps. Leases and
     /// retention last longer. All calls together set it back by one year at most.
     #[cfg(any(test, feature = "testing"))]
     pub fn set_back(&self, by: Duration) {
-        self.clock.set_back(by);
+        self.clock.shift(|offset| offset.saturating_sub(ms(by)));
     }
 
     /// Runs an operation on the row of one key.
@@ -216,7 +215,7 @@ impl MaintenanceAdapter for MemoryAdapter {
             let now = self.clock.now();
             let mut stats = Stats { is_exact: true, ..Stats::default() };
             for number in 0..self.shards.len() {
-                self.lock(number).rows().for_each(|row| row.add_to(&mut stats, now));
+                self.lock(number).rows.values().for_each(|row| row.add_to(&mut stats, now));
             }
             Ok(stats)
         })

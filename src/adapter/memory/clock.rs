@@ -28,15 +28,9 @@ impl Clock {
     }
 
     #[cfg(any(test, feature = "testing"))]
-    pub(super) fn advance(&self, by: Duration) {
+    pub(super) fn shift(&self, change: impl FnOnce(u64) -> u64) {
         let offset = self.offset_ms.load(Ordering::Relaxed);
-        self.offset_ms.store(after(offset, by), Ordering::Relaxed);
-    }
-
-    #[cfg(any(test, feature = "testing"))]
-    pub(super) fn set_back(&self, by: Duration) {
-        let offset = self.offset_ms.load(Ordering::Relaxed);
-        self.offset_ms.store(offset.saturating_sub(ms(by)), Ordering::Relaxed);
+        self.offset_ms.store(change(offset), Ordering::Relaxed);
     }
 }
 

@@ -45,7 +45,7 @@ type Rows = HashMap<Fingerprint, Row, BuildHasherDefault<AsWritten>>;
 
 pub(super) struct Shard {
     capacity: usize,
-    rows: Rows,
+    pub(super) rows: Rows,
     /// When each row is due. An entry is outdated if its row is due at another time, or is gone.
     ///
     /// Most keys have one retention, so most entries come in their order, and a push takes one comparison.
@@ -55,10 +55,6 @@ pub(super) struct Shard {
 impl Shard {
     pub(super) fn new(capacity: usize) -> Self {
         Self { capacity, rows: Rows::default(), order: BinaryHeap::new() }
-    }
-
-    pub(super) fn rows(&self) -> impl Iterator<Item = &Row> {
-        self.rows.values()
     }
 
     /// Runs an operation on the row of a key, and stores the row, or removes it. A new row without room is refused.

@@ -250,8 +250,15 @@ impl Connection {
         let any = RoutingInfo::SingleNode(SingleNodeRoutingInfo::RandomPrimary);
         let slots = redis::cmd("CLUSTER").arg("SLOTS").take();
         let slots = connection.clone().route_command(slots, any).await?.extract_error()?;
+        // Of each range the first slot, the last slot, the primary with its host and its port, the replicas.
+        let ranges: Vec<Vec<Value>> = redis::from_redis_value(slots)?;
+        let mut primaries = Vec::new();
+        for range in &ranges {
+            let primary = range.get(2).and_then(|node| node.as_sequence()?.get(..2));
+            primaries.extend(primary.filter(|it| !primaries.contains(it)));
+        }
         // `redis` asks only those that it is connected to.
-        let missing = (replies.len() < primaries(&slots).len()).then(|| {
+        let missing = (replies.len() < primaries.len()).then(|| {
             let why = "a primary of the cluster is not connected";
             (String::new(), Err((redis::ErrorKind::ClusterConnectionNotFound, why).into()))
         });
@@ -260,15 +267,4 @@ impl Connection {
         };
         replies.into_iter().map(named).chain(missing.map(Ok)).collect()
     }
-}
-
-/// Returns the host and the port of each primary that a reply to `CLUSTER SLOTS` names: of each range the first slot,
-/// the last slot, the primary, the replicas.
-fn primaries(slots: &Value) -> Vec<&[Value]> {
-    let mut primaries = Vec::new();
-    for range in slots.as_sequence().unwrap_or_default() {
-        let primary = range.as_sequence().and_then(|range| range.get(2)?.as_sequence()?.get(..2));
-        primaries.extend(primary.filter(|it| !primaries.contains(it)));
-    }
-    primaries
 }

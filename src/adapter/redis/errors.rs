@@ -99,10 +99,13 @@ fn kind(error: &RedisError) -> StoreErrorKind {
     }
 }
 
-/// Returns the error of a command in a script. Before 7.0 it is a part of the script's error:
-/// `Error running script (call to f_…): @user_script:1: -OOM command not allowed …`.
+/// Returns the error of a command in a script. Before 7.0 it follows places in the script's error:
+/// `Error running script (call to f_…): @user_script:1: @user_script: 1: -OOM command not allowed …`.
 fn error_in_script(detail: &str) -> Option<RedisError> {
-    let (_, error) = detail.strip_prefix("Error running script")?.rsplit_once(": ")?;
+    let (_, mut error) = detail.strip_prefix("Error running script")?.split_once(": ")?;
+    while let Some(place) = error.strip_prefix("@user_script:") {
+        (_, error) = place.trim_start().split_once(": ")?;
+    }
     let error = match error.trim_start_matches('-') {
         refused if refused.starts_with("The user executing the script can't") => "NOPERM",
         error => error,
@@ -137,6 +140,10 @@ mod tests {
             ("WRONGTYPE Operation against a key holding the wrong kind", StoreErrorKind::Corrupt),
             ("@user_script: 1: -OOM command not allowed when used memory", StoreErrorKind::Full),
             ("@user_script: 1: -READONLY You can't write against a read", StoreErrorKind::Refused),
+            (
+                "@user_script: 1: -MISCONF Errors writing to the AOF file: No space left on device",
+                StoreErrorKind::Refused,
+            ),
             ("@user_script: 1: The user executing the script can't run", StoreErrorKind::Refused),
             ("attempt to perform arithmetic on a nil value", StoreErrorKind::Unavailable),
         ] {

@@ -10,7 +10,8 @@
 //!    cluster the other primaries still reply.
 //! 3. In a cluster, open connections are replaced only by ones that reach every primary. While a primary hangs, new
 //!    ones would serve no other key better, and each of their calls there would hold up all others: `redis` looks
-//!    for the slots again, and asks the silent primary too.
+//!    for the slots again, and asks the silent primary too. A link to another node that falls silent meanwhile stays
+//!    until the kernel ends it: see `UNACKNOWLEDGED`.
 //! 4. A call is repeated within its time, because every script is idempotent by its token: a claim finds its own
 //!    row, or another version than it names. If one attempt may have been executed, the outcome of the call is
 //!    unknown.
@@ -160,7 +161,17 @@ impl Slot {
     {
         let (mut pause, mut before) = (FIRST_PAUSE, None::<StoreError>);
         loop {
-            let failure = match self.send(bound.deadline, before.is_some(), &send).await {
+            let attempt = async {
+                let live = timeout_at(bound.deadline, self.live(before.is_some())).await;
+                let live = live.unwrap_or(Err(Failure::Unsent))?;
+                let until = bound.deadline.min(Instant::now() + self.options.reply_timeout());
+                let mut sent = Sent { live: &live, is_doubt: true };
+                let reply = timeout_at(until, send(Arc::clone(&live))).await;
+                let reply = reply.unwrap_or(Err(Failure::TimedOut));
+                sent.is_doubt = reply.as_ref().is_err_and(|failure| failure.is_doubt(&self.client));
+                reply
+            };
+            let failure = match attempt.await {
                 Ok(reply) => return Ok(reply),
                 Err(failure) => failure,
             };
@@ -182,26 +193,6 @@ impl Slot {
             sleep(pause.mul_f64(rand::random_range(0.5..1.0))).await;
             pause = LONGEST_PAUSE.min(2 * pause);
         }
-    }
-
-    /// Sends something over the open connections, until `deadline` at most.
-    async fn send<T, F>(
-        self: &Arc<Self>,
-        deadline: Instant,
-        is_repeated: bool,
-        send: impl Fn(Arc<Live>) -> F,
-    ) -> Result<T, Failure>
-    where
-        F: Future<Output = Result<T, Failure>>,
-    {
-        let live = timeout_at(deadline, self.live(is_repeated)).await;
-        let live = live.unwrap_or(Err(Failure::Unsent))?;
-        let until = deadline.min(Instant::now() + self.options.reply_timeout());
-        let mut sent = Sent { live: &live, is_doubt: true };
-        let reply =
-            timeout_at(until, send(Arc::clone(&live))).await.unwrap_or(Err(Failure::TimedOut));
-        sent.is_doubt = reply.as_ref().is_err_and(|failure| failure.is_doubt(&self.client));
-        reply
     }
 
     /// Returns the open connections. Opens the next ones, if there are none, or if these are in doubt: then a call

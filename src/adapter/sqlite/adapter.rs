@@ -84,7 +84,9 @@ impl SqliteAdapter {
             .with_min_delay(OPEN_DELAY)
             .with_max_times(OPEN_RETRIES)
             .with_jitter();
-        let writer = (|| pool().max_connections(1).connect_with(writing.clone()))
+        // It stays open. When the last connection to a file closes, SQLite removes `-wal` and `-shm`.
+        let writer = || pool().max_connections(1).idle_timeout(None).max_lifetime(None);
+        let writer = (|| writer().connect_with(writing.clone()))
             .retry(retries)
             .when(is_busy)
             .sleep(tokio::time::sleep)

@@ -1,9 +1,8 @@
 //! The calls of operators. Statistics and lists are read on the connections that only read, and wait for no writer.
 
-use std::future::Future;
-use std::pin::Pin;
 use std::sync::Arc;
 
+use futures_util::future::BoxFuture;
 use sqlx::Row as _;
 use sqlx::sqlite::SqliteRow;
 
@@ -77,49 +76,42 @@ impl MaintenanceAdapter for SqliteAdapter {
         after: Option<&'a str>,
         limit: u32,
     ) -> StoreFuture<'a, Listing> {
-        Box::pin(async move { ready(self).await?.list(filter, after, limit).await })
+        Box::pin(async move {
+            let SqliteStore { readers, statements, .. } = &**ready(self).await?;
+            // A namespace has at most 64 bytes, so none is greater.
+            let (mut from, mut end) = (Names::default(), char::MAX.to_string().repeat(17));
+            if let Some(namespace) = &filter.namespace {
+                from.0.clone_from(namespace);
+                // No namespace holds a NUL, so none lies between.
+                end = format!("{namespace}\0");
+            }
+            if let Some(cursor) = after {
+                from = from.max(read_cursor(cursor)?);
+            }
+            let since =
+                filter.since.map(|since| i64::try_from(since.as_millis()).unwrap_or(i64::MAX));
+            // With 0, the list would never end.
+            let limit = limit.max(1);
+            let rows = query(&statements.list)
+                .bind(from.0)
+                .bind(from.1)
+                .bind(end)
+                .bind(filter.state.map(|state| state.to_string()))
+                .bind(since)
+                .bind(filter.attempts_over.map(i64::from))
+                .bind(filter.id_part.as_deref())
+                .bind(i64::from(limit))
+                .fetch_all(readers)
+                .await;
+            let cursor =
+                |row: &SqliteRow| Ok(cursor_at(&(row.try_get("namespace")?, row.try_get("id")?)));
+            rows.and_then(|rows| listing(&rows, limit, cursor, |row| read_row(row, Fetch::Nothing)))
+                .map_err(|error| store_error("listing keys", error))
+        })
     }
 
-    fn close(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
+    fn close(&self) -> BoxFuture<'_, ()> {
         Box::pin(self.store().close())
-    }
-}
-
-impl SqliteStore {
-    async fn list(
-        &self,
-        filter: &ListFilter,
-        after: Option<&str>,
-        limit: u32,
-    ) -> Result<Listing, StoreError> {
-        // A namespace has at most 64 bytes, so none is greater.
-        let (mut from, mut end) = (Names::default(), char::MAX.to_string().repeat(17));
-        if let Some(namespace) = &filter.namespace {
-            from.0.clone_from(namespace);
-            // No namespace holds a NUL, so none lies between.
-            end = format!("{namespace}\0");
-        }
-        if let Some(cursor) = after {
-            from = from.max(read_cursor(cursor)?);
-        }
-        let since = filter.since.map(|since| i64::try_from(since.as_millis()).unwrap_or(i64::MAX));
-        // With 0, the list would never end.
-        let limit = limit.max(1);
-        let rows = query(&self.statements.list)
-            .bind(from.0)
-            .bind(from.1)
-            .bind(end)
-            .bind(filter.state.map(|state| state.to_string()))
-            .bind(since)
-            .bind(filter.attempts_over.map(i64::from))
-            .bind(filter.id_part.as_deref())
-            .bind(i64::from(limit))
-            .fetch_all(&self.readers)
-            .await;
-        let cursor =
-            |row: &SqliteRow| Ok(cursor_at(&(row.try_get("namespace")?, row.try_get("id")?)));
-        rows.and_then(|rows| listing(&rows, limit, cursor, |row| read_row(row, Fetch::Nothing)))
-            .map_err(|error| store_error("listing keys", error))
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use sqlx::sqlite::SqliteConnection;
 
 use super::super::contract::{CallTerms, ClaimReply, Token};
-use super::super::sql::{Call, Kind, RowCall, claimed, usable};
+use super::super::sql::{Call, Kind, RowCall, SqlStore as _, claimed, usable};
 use super::adapter::SqliteAdapter;
 use super::errors::store_error;
 use super::session::Session;
@@ -25,8 +25,11 @@ impl SqliteAdapter {
         retention: Duration,
     ) -> Result<ClaimReply, StoreError> {
         let store = usable(self)?;
-        // On this connection: another one would wait for its transaction, which holds the file.
-        store.prepare_within(connection).await?;
+        if !store.common().has_table() {
+            // On this connection: another one would wait for its transaction, which holds the file. Whether the schema
+            // stays is for that transaction to decide.
+            store.create_in(connection).await?;
+        }
         let terms = CallTerms::on_claim(Token::random(), retention);
         let call = Call::new(Kind::ClaimComplete, key, &terms, 0);
         let mut row = RowCall::new(&call);

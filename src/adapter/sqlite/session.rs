@@ -1,8 +1,8 @@
 //! [`Session`]: the statements of a batch on a connection.
 //!
 //! The first statement is for the common case: claims of keys without a row, completions by the
-//! holder. It returns only how many rows it wrote. If those are all, nothing more is sent. If not, the
-//! statement for every case follows for all keys: a token that has got a key gets it again. A row that this
+//! holder. It returns only how many rows it wrote. If those are all, nothing more is sent, nor after a release. If not,
+//! the statement for every case follows for all keys: a token that has got a key gets it again. A row that this
 //! statement does not write is read, and decides the reply.
 
 use std::sync::Arc;
@@ -78,33 +78,28 @@ impl<'c> Session<'c> {
     /// Sets the replies of all rows, unless other processes change a row each time.
     async fn execute(&mut self, kind: Kind, rows: &mut [RowCall<'_>]) -> Result<(), sqlx::Error> {
         let all = self.statements;
-        let held = RowReply::Completed(completed(1, true));
-        // The statement of the common case, the reply of a row that it writes, and that of another if there is one.
-        let (sql, reply, other) = match kind {
+        // The statement of the common case, and the reply of a row that it writes.
+        let (sql, reply) = match kind {
             Kind::Check => return self.read_rows(kind, rows).await,
-            Kind::Renew => {
-                let [held, lost] = [RenewReply::Held, RenewReply::Lost].map(RowReply::Renewed);
-                (&all.renew, held, Some(lost))
-            }
-            Kind::Release => (&all.release, RowReply::Released, Some(RowReply::Released)),
-            Kind::Claim => (&all.claim_insert, RowReply::first(1, false), None),
-            Kind::ClaimComplete => (&all.claim_complete_insert, RowReply::first(1, false), None),
-            Kind::Complete => (&all.complete_held, held, None),
+            Kind::Renew => (&all.renew, RowReply::Renewed(RenewReply::Held)),
+            Kind::Release => (&all.release, RowReply::Released),
+            Kind::Claim => (&all.claim_insert, RowReply::first(1, false)),
+            Kind::ClaimComplete => (&all.claim_complete_insert, RowReply::first(1, false)),
+            Kind::Complete => (&all.complete_held, RowReply::Completed(completed(1, true))),
         };
         let mut left = unanswered(rows);
-        if let Some(other) = other {
+        if kind == Kind::Renew {
             let returned = self.fetch(sql, &left).await?;
-            let written = with_indexes(&left, &returned)?;
-            left.iter_mut().for_each(|row| row.reply = Some(Ok(other.clone())));
-            for (index, _) in written {
-                left[index].reply = Some(Ok(reply.clone()));
-            }
+            let renewed = with_indexes(&left, &returned)?;
+            let lost = RowReply::Renewed(RenewReply::Lost);
+            left.iter_mut().for_each(|row| row.reply = Some(Ok(lost.clone())));
+            renewed.into_iter().for_each(|(index, _)| left[index].reply = Some(Ok(reply.clone())));
             return Ok(());
         }
-        if kind.is_claim() || !left.iter().any(|row| row.call.stores_data()) {
+        if kind != Kind::Complete || !left.iter().any(|row| row.call.stores_data()) {
             let write = query(sql).bind(rows_json(&left));
             let written = write.execute(&mut *self.connection).await?.rows_affected();
-            if usize::try_from(written) == Ok(left.len()) {
+            if kind == Kind::Release || usize::try_from(written) == Ok(left.len()) {
                 left.iter_mut().for_each(|row| row.reply = Some(Ok(reply.clone())));
                 return Ok(());
             }

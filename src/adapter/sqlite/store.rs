@@ -4,9 +4,9 @@ use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use sqlx::sqlite::{Sqlite, SqliteConnection, SqliteExecutor, SqlitePool};
-use sqlx::{ConnectOptions, Connection, Row as _};
-use tokio::sync::{Mutex, Semaphore};
+use sqlx::sqlite::{Sqlite, SqliteConnection, SqlitePool};
+use sqlx::{Connection, Row as _};
+use tokio::sync::Semaphore;
 
 use super::super::contract::{CallTerms, ClaimReply, Completion, Fetch};
 use super::super::sql::statement::query;
@@ -44,9 +44,6 @@ pub(crate) struct SqliteStore {
     common: Common,
     /// Leaves connections for lookups while other callers read large responses.
     pub(super) response_reads: Semaphore,
-    /// Open from the first use on. When the last connection to a file closes, SQLite removes `-wal` and
-    /// `-shm`, and the pools close idle connections.
-    held: Mutex<Option<SqliteConnection>>,
     closed: AtomicBool,
 }
 
@@ -83,7 +80,6 @@ impl SqliteStore {
                 options.check(),
             ),
             response_reads: Semaphore::new(RESPONSE_READS as usize),
-            held: Mutex::default(),
             closed: AtomicBool::new(false),
             readers,
             writer,
@@ -100,20 +96,7 @@ impl SqliteStore {
         if self.user_pool {
             self.check_settings().await.map_err(fault)?;
         }
-        self.hold_file().await?;
         self.common.set_has_table();
-        Ok(())
-    }
-
-    async fn hold_file(&self) -> Result<(), StoreError> {
-        let fault = |error| store_error("holding the SQLite file open", error);
-        let mut held = self.held.lock().await;
-        if held.is_none() && !self.closed.load(Ordering::Acquire) {
-            let mut connection = self.readers.connect_options().connect().await.map_err(fault)?;
-            // A connection uses `-wal` and `-shm` from its first read on.
-            self.has_tables(&mut connection).await.map_err(fault)?;
-            *held = Some(connection);
-        }
         Ok(())
     }
 
@@ -127,7 +110,10 @@ impl SqliteStore {
         tx.commit().await.map_err(fault)
     }
 
-    async fn create_in(&self, connection: &mut SqliteConnection) -> Result<(), StoreError> {
+    pub(super) async fn create_in(
+        &self,
+        connection: &mut SqliteConnection,
+    ) -> Result<(), StoreError> {
         for statement in self.statements.create() {
             let created = query(statement).execute(&mut *connection).await;
             created.map_err(|error| store_error(PREPARING, error))?;
@@ -135,22 +121,10 @@ impl SqliteStore {
         Ok(())
     }
 
-    /// Makes the schema in a transaction of the user's, if it does not exist. Whether it stays is for
-    /// that transaction to decide.
-    pub(super) async fn prepare_within(
-        &self,
-        connection: &mut SqliteConnection,
-    ) -> Result<(), StoreError> {
-        if self.common.has_table() { Ok(()) } else { self.create_in(connection).await }
-    }
-
-    async fn has_tables(&self, on: impl SqliteExecutor<'_>) -> Result<bool, sqlx::Error> {
-        // Both tables and the index.
-        Ok(query(&self.statements.tables).fetch_one(on).await?.try_get::<i64, _>(0)? == 3)
-    }
-
     async fn finds_schema(&self) -> Result<bool, sqlx::Error> {
-        if !self.has_tables(&self.readers).await? {
+        let tables = query(&self.statements.tables).fetch_one(&self.readers).await?;
+        // Both tables and the index.
+        if tables.try_get::<i64, _>(0)? != 3 {
             return Ok(false);
         }
         let version = query(&self.statements.version).fetch_one(&self.readers).await?;
@@ -205,10 +179,6 @@ impl SqliteStore {
         if !self.user_pool {
             self.readers.close().await;
             self.writer.close().await;
-        }
-        if let Some(held) = self.held.lock().await.take() {
-            // The file is closed in any case.
-            let _ = held.close().await;
         }
     }
 

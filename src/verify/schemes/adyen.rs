@@ -13,30 +13,29 @@ use crate::verify::received::{HmacSha256, Received, base64, signed};
 
 const ITEMS: &str = "notificationItems";
 const SIGNATURE: &str = "additionalData.hmacSignature";
-const FILE: &str = "pspReference";
-const REFERENCE: &str = "merchantReference";
+const FILE: usize = 0;
 const MERCHANT_REFERENCE: usize = 3;
 const EVENT_CODE: usize = 6;
-/// The signed values, in their order: the name, and the pointer inside an item.
-const VALUES: [(&str, &str); 8] = [
-    (FILE, "/pspReference"),
-    ("originalReference", "/originalReference"),
-    ("merchantAccountCode", "/merchantAccountCode"),
-    (REFERENCE, "/merchantReference"),
-    ("amount.value", "/amount/value"),
-    ("amount.currency", "/amount/currency"),
-    ("eventCode", "/eventCode"),
-    ("success", "/success"),
+/// The names of the signed values of an item, in their order.
+const VALUES: [&str; 8] = [
+    "pspReference",
+    "originalReference",
+    "merchantAccountCode",
+    "merchantReference",
+    "amount.value",
+    "amount.currency",
+    "eventCode",
+    "success",
 ];
 
 // Parsed once.
 static LIST: LazyLock<Arrays> =
     LazyLock::new(|| Arrays::parse(&format!("/{ITEMS}")).unwrap_or_default());
-static SIGNATURE_PART: LazyLock<KeyPart> = LazyLock::new(|| field("/additionalData/hmacSignature"));
-static VALUE_PARTS: LazyLock<[KeyPart; 8]> = LazyLock::new(|| VALUES.map(|(_, at)| field(at)));
+static SIGNATURE_PART: LazyLock<KeyPart> = LazyLock::new(|| field(SIGNATURE));
+static VALUE_PARTS: LazyLock<[KeyPart; 8]> = LazyLock::new(|| VALUES.map(field));
 
-fn field(pointer: &str) -> KeyPart {
-    key::json(&format!("/NotificationRequestItem{pointer}"))
+fn field(name: &str) -> KeyPart {
+    key::json(&format!("/NotificationRequestItem/{}", name.replace('.', "/")))
 }
 
 /// HMAC-SHA256 in base64. Every item must be signed.
@@ -66,16 +65,17 @@ pub(in crate::verify) fn items_of(body: &Bytes) -> Result<Vec<Bytes>, Refusal> {
 /// may contain a time. Every other item may have colons in the merchant's own reference.
 pub(in crate::verify) fn text(head: &Parts, item: &Bytes) -> Result<String, Refusal> {
     let mut values = Vec::with_capacity(VALUES.len());
-    for ((name, _), part) in VALUES.iter().zip(&*VALUE_PARTS) {
+    for (name, part) in VALUES.iter().zip(&*VALUE_PARTS) {
         values.push(read(part, head, item, name)?);
     }
     if values[MERCHANT_REFERENCE].is_empty() {
         values[MERCHANT_REFERENCE] = blank_reference(item);
     }
-    let with_colons = if values[EVENT_CODE] == "REPORT_AVAILABLE" { FILE } else { REFERENCE };
-    for ((name, _), value) in VALUES.iter().zip(&values) {
-        if *name != with_colons && value.contains(':') {
-            return Err(Refusal::Malformed(name));
+    let is_report = values[EVENT_CODE] == "REPORT_AVAILABLE";
+    let with_colons = if is_report { FILE } else { MERCHANT_REFERENCE };
+    for (at, value) in values.iter().enumerate() {
+        if at != with_colons && value.contains(':') {
+            return Err(Refusal::Malformed(VALUES[at]));
         }
     }
     Ok(values.join(":"))
@@ -84,7 +84,7 @@ pub(in crate::verify) fn text(head: &Parts, item: &Bytes) -> Result<String, Refu
 /// Returns the merchant's own text, which may be blank, and is signed as it is. No part of a key reads it.
 fn blank_reference(item: &Bytes) -> String {
     let item: Value = serde_json::from_slice(item).unwrap_or_default();
-    let reference = item["NotificationRequestItem"][REFERENCE].as_str();
+    let reference = item["NotificationRequestItem"][VALUES[MERCHANT_REFERENCE]].as_str();
     reference.unwrap_or_default().to_owned()
 }
 

@@ -18,4 +18,3 @@ ON CONFLICT (namespace, id) DO UPDATE SET
   expires_at = iif(t.completed_at IS NULL, t.expires_at, excluded.expires_at),
   event_type = iif(t.completed_at IS NULL, t.event_type, NULL),
   payload_sha256 = NULL, response_status = NULL, response_headers = NULL, response_body = NULL
-RETURNING namespace, id
