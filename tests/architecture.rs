@@ -74,7 +74,7 @@ const LEVELS: &[(&str, Levels)] = &[
             &["any"],
         ],
     ),
-    ("conformance", &[&["proxy", "store"], &["driver", "trace"], &["cases", "processes"]]),
+    ("conformance", &[&["proxy", "store", "suite"], &["driver", "trace"], &["cases", "processes"]]),
     (
         "conformance::cases",
         &[&[

@@ -33,12 +33,12 @@ static NOT_CREATED: Mutex<Vec<TypeId>> = Mutex::new(Vec::new());
 
 /// Runs a case with a fresh store, in a thread of its own: a store that hangs, even in its drop, fails the case.
 ///
-/// # Panics
-///
 /// Panics if the case does, or if it does not end in time.
-#[doc(hidden)]
 #[expect(clippy::print_stderr, reason = "the test harness shows it for a test that failed")]
-pub fn run<S: Store, F: Future<Output = ()> + 'static>(name: &str, case: fn(Case<S>) -> F) {
+pub(super) fn run<S: Store, F: Future<Output = ()> + 'static>(
+    name: &str,
+    case: impl FnOnce(Case<S>) -> F + Send + 'static,
+) {
     let (trace, (running, ended)) = (Arc::<Trace>::default(), mpsc::channel::<()>());
     let kept = Arc::clone(&trace);
     let body = move || {
@@ -115,9 +115,8 @@ impl fmt::Display for Trace {
 }
 
 /// A store of one case, which notes the calls.
-#[doc(hidden)]
 #[derive(Debug)]
-pub struct Case<S> {
+pub(super) struct Case<S> {
     store: S,
     trace: Arc<Trace>,
 }
@@ -177,9 +176,8 @@ impl<S: RemoteStore> RemoteStore for Case<S> {
 }
 
 /// An adapter that notes its calls.
-#[doc(hidden)]
 #[derive(Debug)]
-pub struct Traced<A: ?Sized> {
+pub(super) struct Traced<A: ?Sized> {
     trace: Arc<Trace>,
     adapter: Arc<A>,
 }

@@ -166,8 +166,8 @@ impl KeyExtractor {
     /// # Errors
     ///
     /// - A namespace that is not 1 to 64 bytes without control characters, with `.` and the label for a second
-    ///   identity. Under [`namespace_by`](Self::namespace_by), either of them if it is longer than 47 bytes
-    ///   once it is escaped.
+    ///   identity, or that ends with `.body`, as those of content identities do. Under
+    ///   [`namespace_by`](Self::namespace_by), either of them if it is longer than 47 bytes once it is escaped.
     /// - A label of a [second identity](Self::second_identity) that is empty or holds a `.`, and a second identity
     ///   that reads a [`body_digest`](super::body_digest), which is a content identity.
     /// - An invalid name of a header, and an invalid JSON pointer.

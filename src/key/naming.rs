@@ -36,6 +36,9 @@ impl Naming {
     }
 
     pub(super) fn check(&self, namespace: &str) -> Result<(), ConfigError> {
+        // Its ids could be those of content identities of another layer.
+        let rule = "a text that does not end with `.body`: such namespaces have content identities";
+        check(!namespace.ends_with(".body"), "namespace", rule, &namespace)?;
         let mut longest = Cow::Borrowed(namespace);
         if let Some(Second { label, part, is_content }) = &self.second {
             longest = self.second_namespace(namespace);

@@ -17,10 +17,10 @@ use super::renewal::RenewalGuard;
 use super::resolve::{Resolution, flatten};
 use super::shared::Shared;
 use super::times::Times;
-use crate::adapter::contract::DedupAdapter;
+use crate::adapter::contract::{DedupAdapter, Permanence};
 use crate::delivery::{Delivery, Verdict};
 use crate::error::{ConfigError, ConfigErrorKind, StoreError, StoreErrorKind, check};
-use crate::key::{Event, Keys};
+use crate::key::{Event, Keys, List};
 
 /// A ledger of each kind. Cloning makes another handle to the same ledger.
 #[derive(Clone)]
@@ -62,15 +62,11 @@ impl AnyLedger {
             }
             let (events, first) = flatten(keys);
             let claimed_at = Instant::now();
-            let terms = context.terms(&events, shared.abilities);
-            let claims = match Claims::of(shared, terms, &context.store_timeout, first) {
-                Ok(claims) => claims,
-                Err((error, true)) => {
-                    let mut resolution = Resolution::unprotected(events, &error);
-                    return Ok(resolution.begin(|_| (), |_| None));
-                }
-                Err((error, false)) => return Err(error),
-            };
+            let mut terms = context.terms(&events, shared.abilities);
+            if on_arrival {
+                terms.permanence = Permanence::OnClaim;
+            }
+            let claims = Claims::new(shared, terms, &context.store_timeout, List::new(), first);
             let start = move |claims: &mut Claims<'_>, resolution: &mut Resolution| {
                 let is_claimed = !resolution.is_unprotected;
                 if on_arrival {

@@ -61,7 +61,7 @@ impl<'l> Doubt<'l> {
         let slot = shared.releases.reserve();
         if slot.is_none() {
             let context = "reserving a slot for a release";
-            return Err(StoreError::new(StoreErrorKind::Unavailable, context));
+            return Err(StoreError::new(StoreErrorKind::Overloaded, context));
         }
         let own = shared.claiming.add(keys.into(), Instant::now());
         Ok(Self { shared, slot, releasing: None, own, removals: shared.releasing.removals() })

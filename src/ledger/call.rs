@@ -22,9 +22,6 @@ use crate::observe::StoreSpan;
 /// the future of a delivery stores it.
 type Operation = &'static [&'static str; 2];
 
-/// How many calls of one delivery run at once: as many keys as a SQL store sends in one statement.
-const MOST_AT_ONCE: usize = 1_024;
-
 /// Generates, for each method of the adapter, a call for each of several keys: the replies are in the
 /// order of the keys.
 macro_rules! calls {
@@ -51,7 +48,7 @@ macro_rules! calls {
 calls!(claim "claiming keys" ClaimReply, renew "renewing leases" RenewReply,
     complete "completing keys" CompleteReply, release "releasing keys" (), is_complete "reading completions" bool);
 
-/// Makes a call for each key, many of them at once, within one bound for all. Calls for which a store has no room
+/// Makes a call for each key, all at once, within one bound and by one timer. Calls for which a store has no room
 /// beside the others are made again, because the store has executed nothing of them.
 async fn each<'k, T>(
     operation: Operation,
@@ -61,29 +58,30 @@ async fn each<'k, T>(
 ) -> List<Result<T, StoreError>> {
     let end = Instant::now() + bound;
     let mut replies: Vec<Option<Result<T, StoreError>>> = keys.iter().map(|_| None).collect();
-    let mut waiting: Vec<usize> = (0..keys.len()).collect();
-    while !waiting.is_empty() {
-        let rest = waiting.split_off(waiting.len().min(MOST_AT_ONCE));
+    let mut asked: Vec<usize> = (0..keys.len()).collect();
+    loop {
+        let begin = |at: &usize| MeasuredCall::begin(*at, operation, || call(&keys[*at]));
+        let mut calls: FuturesUnordered<_> = asked.iter().map(begin).collect();
         let left = end.saturating_duration_since(Instant::now());
-        let begin = |at: &usize| {
-            let (at, key) = (*at, &keys[*at]);
-            bounded(operation, left, move || call(key)).map(move |reply| (at, reply))
+        let ended = within(left, |cx, is_over| {
+            while let Poll::Ready(Some((at, reply))) = calls.poll_next_unpin(cx) {
+                replies[at] = Some(reply);
+            }
+            let overdue = calls.iter_mut().filter(|_| is_over);
+            overdue.for_each(|call| replies[call.at] = Some(call.time_out()));
+            if is_over || calls.is_empty() { Poll::Ready(()) } else { Poll::Pending }
+        });
+        ended.await;
+        let is_refused = |at: &usize| {
+            let error = replies[*at].as_ref().and_then(|reply| reply.as_ref().err());
+            error.is_some_and(|error| error.kind() == StoreErrorKind::Overloaded)
         };
-        let mut calls: FuturesUnordered<_> = waiting.iter().map(begin).collect();
-        while let Some((at, reply)) = calls.next().await {
-            replies[at] = Some(reply);
+        let refused: Vec<usize> = asked.iter().copied().filter(is_refused).collect();
+        if refused.is_empty() || refused.len() == asked.len() || Instant::now() >= end {
+            return replies.into_iter().flatten().collect();
         }
-        let is_refused = |at: &usize| replies[*at].as_ref().is_some_and(is_refused);
-        let (refused, made): (Vec<_>, Vec<_>) = waiting.iter().copied().partition(is_refused);
-        let goes_on = Instant::now() < end && !made.is_empty();
-        waiting = if goes_on { refused } else { Vec::new() };
-        waiting.extend(rest);
+        asked = refused;
     }
-    replies.into_iter().flatten().collect()
-}
-
-fn is_refused<T>(reply: &Result<T, StoreError>) -> bool {
-    reply.as_ref().is_err_and(|error| error.kind() == StoreErrorKind::Overloaded)
 }
 
 /// Returns all replies, or the first error.
@@ -98,32 +96,44 @@ pub(super) fn errors<T>(replies: List<Result<T, StoreError>>) -> Vec<StoreError>
 /// Runs `call` within `bound`, and measures it.
 ///
 /// A call that outlives its bound is dropped, and its outcome is unknown.
-pub(super) fn bounded<'c, T: 'c>(
+fn bounded<'c, T: 'c>(
     operation: Operation,
     bound: Duration,
     call: impl FnOnce() -> StoreFuture<'c, T>,
 ) -> impl Future<Output = Result<T, StoreError>> + Send {
     // Outside of the future, which would store `call` beside its future.
-    let mut call = MeasuredCall::begin(operation, call);
-    async move {
-        // Set at the first wait: a store in memory replies without a timer.
-        let mut deadline = None;
-        let reply = poll_fn(|cx| {
-            if let Poll::Ready(reply) = call.poll_unpin(cx) {
-                return Poll::Ready(reply);
-            }
-            let deadline = deadline.get_or_insert_with(|| {
-                // Polled even if the call has used up the task's budget.
-                Box::pin(unconstrained(tokio::time::sleep(bound)))
-            });
-            deadline.as_mut().poll(cx).map(|()| call.time_out())
+    let mut call = MeasuredCall::begin(0, operation, call);
+    within(bound, move |cx, is_over| match call.poll_unpin(cx) {
+        Poll::Ready((_, reply)) => Poll::Ready(reply),
+        Poll::Pending if is_over => Poll::Ready(call.time_out()),
+        Poll::Pending => Poll::Pending,
+    })
+}
+
+/// Polls until the result is ready. Once `bound` has passed since the first wait, it has to be, and `poll` gets `true`.
+fn within<T>(
+    bound: Duration,
+    mut poll: impl FnMut(&mut Context<'_>, bool) -> Poll<T>,
+) -> impl Future<Output = T> {
+    // Set at the first wait: a store in memory replies without a timer.
+    let mut deadline = None;
+    poll_fn(move |cx| {
+        let polled = poll(cx, false);
+        if polled.is_ready() {
+            return polled;
+        }
+        let deadline = deadline.get_or_insert_with(|| {
+            // Polled even if the call has used up the task's budget.
+            Box::pin(unconstrained(tokio::time::sleep(bound)))
         });
-        reply.await
-    }
+        if deadline.as_mut().poll(cx).is_ready() { poll(cx, true) } else { Poll::Pending }
+    })
 }
 
 /// A call that is measured. If it panics, it fails with [`StoreErrorKind::Unavailable`].
 struct MeasuredCall<'c, T> {
+    /// The position of its key.
+    at: usize,
     operation: Operation,
     span: StoreSpan,
     /// `None` after a panic or a timeout.
@@ -131,10 +141,10 @@ struct MeasuredCall<'c, T> {
 }
 
 impl<'c, T> MeasuredCall<'c, T> {
-    fn begin(operation: Operation, call: impl FnOnce() -> StoreFuture<'c, T>) -> Self {
+    fn begin(at: usize, operation: Operation, call: impl FnOnce() -> StoreFuture<'c, T>) -> Self {
         let span = StoreSpan::begin(operation[0]);
         let call = catch_unwind(AssertUnwindSafe(|| span.in_scope(call))).ok();
-        Self { operation, span, call }
+        Self { at, operation, span, call }
     }
 
     fn end(&self, reply: Result<T, StoreError>) -> Result<T, StoreError> {
@@ -156,16 +166,16 @@ impl<'c, T> MeasuredCall<'c, T> {
 }
 
 impl<T> Future for MeasuredCall<'_, T> {
-    type Output = Result<T, StoreError>;
+    type Output = (usize, Result<T, StoreError>);
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.get_mut();
-        let Some(call) = &mut this.call else { return Poll::Ready(this.panicked()) };
+        let Some(call) = &mut this.call else { return Poll::Ready((this.at, this.panicked())) };
         let poll = || this.span.in_scope(|| call.as_mut().poll(cx));
         match catch_unwind(AssertUnwindSafe(poll)) {
             Ok(Poll::Pending) => Poll::Pending,
-            Ok(Poll::Ready(reply)) => Poll::Ready(this.end(reply)),
-            Err(_panic) => Poll::Ready(this.panicked()),
+            Ok(Poll::Ready(reply)) => Poll::Ready((this.at, this.end(reply))),
+            Err(_panic) => Poll::Ready((this.at, this.panicked())),
         }
     }
 }

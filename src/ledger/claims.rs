@@ -10,7 +10,7 @@ use super::contract::{Begin, Permanent, fails_open};
 use super::resolve::{Replies, Reply, Resolution, resolve};
 use super::retry::{RetryJob, Write};
 use super::shared::Shared;
-use crate::adapter::contract::{CallTerms, ClaimReply, Permanence, Seen};
+use crate::adapter::contract::{CallTerms, ClaimReply, Seen};
 use crate::error::StoreError;
 use crate::key::{DedupKey, Event, List};
 
@@ -33,37 +33,15 @@ pub(super) struct Claims<'l> {
 type Claimed = (List<Reply>, Vec<(DedupKey, CallTerms)>);
 
 impl<'l> Claims<'l> {
-    /// Makes the claims that hold these keys.
-    pub(super) fn holding(
+    /// Makes the claims of a delivery that holds these keys, and asks for those.
+    pub(super) fn new(
         shared: &'l Shared,
         terms: CallTerms,
         store_timeout: &'l Duration,
         held: List<DedupKey>,
+        asked: List<DedupKey>,
     ) -> Self {
-        Self { shared, held, asked: List::new(), terms, store_timeout, doubt: None }
-    }
-
-    /// Makes the claims of a delivery whose identities `first` are claimed first.
-    ///
-    /// # Errors
-    ///
-    /// On arrival, no slot is free for the release. With it `true` if the events run all the same.
-    pub(super) fn of(
-        shared: &'l Shared,
-        mut terms: CallTerms,
-        store_timeout: &'l Duration,
-        first: List<DedupKey>,
-    ) -> Result<Self, (StoreError, bool)> {
-        let mut doubt = None;
-        if shared.permanent == Permanent::OnArrival {
-            terms.permanence = Permanence::OnClaim;
-            let begun = Doubt::begin(shared, &first);
-            doubt = Some(Box::new(begun.map_err(|error| {
-                let is_open = fails_open(&terms, &error);
-                (error, is_open)
-            })?));
-        }
-        Ok(Self { shared, held: List::new(), asked: first, terms, store_timeout, doubt })
+        Self { shared, held, asked, terms, store_timeout, doubt: None }
     }
 
     /// Claims the identities of these events. From then on, only the keys that are to be released are held. `start`
@@ -113,11 +91,20 @@ impl<'l> Claims<'l> {
     }
 
     /// Claims the keys that are asked for, each by a call of its own. Returns with the replies the keys that are
-    /// complete for this process.
+    /// complete for this process. On arrival, a key that could not be released is not claimed.
     #[expect(clippy::manual_async_fn, reason = "an `async fn` stores its arguments twice")]
     fn claim(&mut self) -> impl Future<Output = Claimed> + Send {
         async move {
             let pending = self.shared.completing.split(&mut self.asked);
+            if self.shared.permanent == Permanent::OnArrival {
+                match Doubt::begin(self.shared, &self.asked) {
+                    Ok(doubt) => self.doubt = Some(Box::new(doubt)),
+                    Err(error) => {
+                        let refused = self.asked.iter().map(|_| Err(error.clone()));
+                        return (refused.collect(), pending);
+                    }
+                }
+            }
             let (adapter, bound) = (&*self.shared.adapter, *self.store_timeout);
             (call::claim(adapter, &self.asked, &self.terms, bound).await, pending)
         }

@@ -18,10 +18,12 @@ use std::sync::Arc;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 use sqlx::{Database, Pool, Transaction};
 
-use super::held::LeaseTerms;
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+use super::held::{COMMITTED, REFUSED};
+use super::held::{LeaseTerms, NOTHING};
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 use crate::adapter::completion::{CompletionConnection, CompletionDatabase, Fault, begin, fault};
-use crate::adapter::contract::{Completion, DedupAdapter, StoredResponse};
+use crate::adapter::contract::{Completion, StoredResponse};
 use crate::delivery::Delivery;
 use crate::error::{BoxError, StoreError, StoreErrorKind};
 use crate::key::DedupKey;
@@ -64,13 +66,17 @@ impl Delivery {
         &self,
         pool: &Pool<DB>,
     ) -> Result<DedupTx<DB>, CommitError> {
-        let writes = self.writes()?;
-        let mark = writes.mark();
-        let completion = writes.completion(self.held(), Some(&mark))?;
+        let held = self.held()?;
+        let mark = mark(held);
+        let completion = held.completion(self.completes(), Some(&mark))?;
         let line = DB::line(completion.own.database, pool).await?;
-        let line = line.ok_or_else(CommitError::other_database)?;
+        let line = line.ok_or_else(|| {
+            let fault = "the pool leads to another kind of database than the store";
+            CommitError::new(CommitErrorKind::Config, fault)
+        })?;
         let (transaction, turn) = begin::<_, CommitError>(pool, &mark, line).await?;
-        writes.of.writes.set_begun();
+        // The handler writes after all.
+        held.unset(NOTHING);
         let event = self.clone();
         Ok(DedupTx { transaction, event, completion, is_early: false, _turn: turn })
     }
@@ -85,8 +91,7 @@ impl Delivery {
     ///
     /// [`CommitErrorKind::Config`] for a store that completes no events in a transaction.
     pub fn completion(&self) -> Result<Completion, CommitError> {
-        let writes = self.writes()?;
-        Ok(writes.completion(self.held(), None)?)
+        Ok(self.held()?.completion(self.completes(), None)?)
     }
 
     /// Completes the events of this delivery in a transaction of sqlx that the handler has begun.
@@ -113,8 +118,8 @@ impl Delivery {
     /// Says that the handler writes nothing for this delivery, as for an event of a type that it ignores. The layer then
     /// completes the events as under a lease, and demands no transaction. A later [`begin`](Self::begin) takes it back.
     pub fn nothing_to_write(&self) {
-        if let Ok(writes) = self.writes() {
-            writes.of.writes.set_none();
+        if let Ok(held) = self.held() {
+            held.set(NOTHING);
         }
     }
 
@@ -124,54 +129,43 @@ impl Delivery {
     /// Without it, a layer that stores responses adds the response of the handler after the commit. If the process dies
     /// in between, the event is complete without a response.
     pub fn set_response(&self, response: StoredResponse) {
-        if let Ok(writes) = self.writes() {
-            writes.of.writes.set_response(response);
+        if let Ok(held) = self.held() {
+            let _ = held.response.set(Arc::new(response));
         }
     }
 
     /// Returns what the ledger holds for the delivery of the claim.
-    fn writes(&self) -> Result<Writes<'_>, CommitError> {
-        let of = (self.of_ledger() as &dyn Any).downcast_ref::<LeaseTerms>();
-        Ok(Writes { of: of.ok_or_else(CommitError::no_transactions)? })
+    fn held(&self) -> Result<&LeaseTerms, CommitError> {
+        let held = (self.of_ledger() as &dyn Any).downcast_ref::<LeaseTerms>();
+        held.ok_or_else(|| {
+            let fault = "this ledger completes no events in a handler's transaction";
+            CommitError::new(CommitErrorKind::Config, fault)
+        })
     }
 
     /// Returns the keys that a completion completes.
-    fn held(&self) -> &[DedupKey] {
-        match self.writes() {
-            Ok(writes) if !self.is_unprotected() => &writes.of.keys,
+    fn completes(&self) -> &[DedupKey] {
+        match self.held() {
+            Ok(held) if !self.is_unprotected() => &held.keys,
             _ => &[],
         }
     }
 
     #[cfg(any(feature = "postgres", feature = "sqlite"))]
     fn noting_refusal<T>(&self, result: Result<T, CommitError>) -> Result<T, CommitError> {
-        if let (Err(error), Ok(writes)) = (&result, self.writes())
+        if let (Err(error), Ok(held)) = (&result, self.held())
             && error.kind == CommitErrorKind::Refused
         {
-            writes.of.writes.set_refused();
+            held.set(REFUSED);
         }
         result
     }
 }
 
-struct Writes<'d> {
-    of: &'d LeaseTerms,
-}
-
-impl Writes<'_> {
-    fn completion(&self, keys: &[DedupKey], mark: Option<&str>) -> Result<Completion, StoreError> {
-        let LeaseTerms { terms, writes, .. } = self.of;
-        let Some(response) = writes.response() else {
-            return writes.adapter.completion(keys, terms, mark);
-        };
-        writes.set_stored();
-        writes.adapter.completion(keys, &terms.clone().with_response(Arc::clone(response)), mark)
-    }
-
-    #[cfg(any(feature = "postgres", feature = "sqlite"))]
-    fn mark(&self) -> String {
-        hex(self.of.terms.token().as_bytes())
-    }
+/// Returns the mark of the transactions that complete these events.
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+fn mark(held: &LeaseTerms) -> String {
+    hex(held.terms.token().as_bytes())
 }
 
 /// A transaction of the handler's that completes the events of its delivery.
@@ -233,8 +227,8 @@ impl<DB: CompletionDatabase> DedupTx<DB> {
             return Err(error);
         }
         self.transaction.commit().await.map_err(CommitError::of_commit)?;
-        if let (Ok(writes), false) = (self.event.writes(), self.event.held().is_empty()) {
-            writes.of.writes.set_committed();
+        if let (Ok(held), false) = (self.event.held(), self.event.completes().is_empty()) {
+            held.set(COMMITTED);
         }
         Ok(())
     }
@@ -263,14 +257,14 @@ impl<DB: CompletionDatabase> DedupTx<DB> {
 
     async fn write(&mut self, is_last: bool) -> Result<(), CommitError> {
         let Self { transaction, event, completion, .. } = self;
-        let (keys, connection) = (event.held(), &mut **transaction);
+        let (keys, connection) = (event.completes(), &mut **transaction);
         if keys.is_empty() {
             return Ok(());
         }
-        let writes = event.writes()?;
-        if writes.of.writes.response().is_some() {
+        let held = event.held()?;
+        if held.response.get().is_some() {
             // The handler may have set it after the beginning.
-            *completion = writes.completion(keys, Some(&writes.mark()))?;
+            *completion = held.completion(keys, Some(&mark(held)))?;
         }
         let written = async {
             connection
@@ -278,7 +272,7 @@ impl<DB: CompletionDatabase> DedupTx<DB> {
                 .await
                 .map_err(|error| CommitError::new(CommitErrorKind::Refused, error))?;
             let is_written = connection.completes(completion, is_last).await?;
-            if is_written { Ok(()) } else { Err(CommitError::refused()) }
+            CommitError::refused_unless(is_written)
         };
         event.noting_refusal(written.await)
     }
@@ -286,12 +280,14 @@ impl<DB: CompletionDatabase> DedupTx<DB> {
     /// Checks that this transaction still has the completion that was written early.
     async fn check(&mut self) -> Result<(), CommitError> {
         let Self { transaction, event, completion, .. } = self;
-        if event.held().is_empty() {
+        if event.completes().is_empty() {
             return Ok(());
         }
-        let Some(check) = &completion.own.check else { return Err(CommitError::refused()) };
-        let stands = transaction.finds(check, completion.parameter()).await?;
-        event.noting_refusal(if stands { Ok(()) } else { Err(CommitError::refused()) })
+        let stands = match &completion.own.check {
+            Some(check) => transaction.finds(check, completion.parameter()).await?,
+            None => false,
+        };
+        event.noting_refusal(CommitError::refused_unless(stands))
     }
 }
 
@@ -352,21 +348,9 @@ impl CommitError {
     }
 
     #[cfg(any(feature = "postgres", feature = "sqlite"))]
-    fn refused() -> Self {
-        Self { kind: CommitErrorKind::Refused, source: None }
-    }
-
-    fn no_transactions() -> Self {
-        let fault = "this ledger completes no events in a handler's transaction";
-        Self::new(CommitErrorKind::Config, fault)
-    }
-
-    #[cfg(any(feature = "postgres", feature = "sqlite"))]
-    fn other_database() -> Self {
-        Self::new(
-            CommitErrorKind::Config,
-            "the pool leads to another kind of database than the store",
-        )
+    fn refused_unless(is_complete: bool) -> Result<(), Self> {
+        let refused = Self { kind: CommitErrorKind::Refused, source: None };
+        if is_complete { Ok(()) } else { Err(refused) }
     }
 
     /// Returns the error of a COMMIT: without a reply from the database, its outcome is unknown.

@@ -32,13 +32,14 @@ use std::sync::Arc;
 use super::call;
 use super::claims::Claims;
 use super::contract::{Begin, HandlerSuccess, Permanent};
-use super::held::HeldLease;
+use super::held::{COMMITTED, ENDED, HeldLease, NOTHING, REFUSED, STORED};
 use super::renewal::{RenewalGuard, report};
 use super::resolve::{Replies, resolve};
 use super::retry::{RetryJob, Write};
 use super::shared::Shared;
 use crate::adapter::contract::{CallTerms, Seen};
 use crate::error::{StoreError, StoreErrorKind};
+use crate::key::List;
 
 /// The claim of a delivery that runs under a lease.
 ///
@@ -85,19 +86,18 @@ impl Claim {
     ) -> impl Future<Output = Result<Option<Seen>, StoreError>> + Send {
         async move {
             let lease = &self.lease.of_ledger;
-            lease.mark_handler_ended();
-            let mut is_committed = lease.writes.are_committed();
+            lease.set(ENDED);
+            let mut is_committed = lease.is(COMMITTED);
             let is_strict = self.shared.permanent == Permanent::Transactional;
-            if is_strict && !is_committed && !lease.writes.are_none() {
+            if is_strict && !is_committed && !lease.is(NOTHING) {
                 // Boxed, because only handlers with another driver come here.
                 is_committed = Box::pin(self.are_complete()).await?;
                 if !is_committed {
                     return Box::pin(self.refuse()).await;
                 }
             }
-            if is_committed && (success.response.is_none() || lease.writes.have_stored_response()) {
-                let left = &mut self.left;
-                *left = Left::Nothing;
+            if is_committed && (success.response.is_none() || lease.is(STORED)) {
+                self.settle();
                 return Ok(None);
             }
             // Boxed, because most layers store no response.
@@ -110,12 +110,15 @@ impl Claim {
             let (adapter, keys) = (&*self.shared.adapter, &lease.keys);
             let replies = call::complete(adapter, keys, terms, lease.store_timeout).await;
             report(keys, &replies, self.renewal.is_some(), &self.lease);
-            let left = &mut self.left;
             if replies.iter().all(Result::is_ok) {
-                *left = Left::Nothing;
+                self.settle();
             }
             Ok(None)
         }
+    }
+
+    fn settle(&mut self) {
+        self.left = Left::Nothing;
     }
 
     /// Releases the keys, because the handler failed. Returns when the events were seen, if the handler failed because
@@ -151,7 +154,8 @@ impl Claim {
     /// still holds its key is repeated, and counts no attempt.
     async fn completed_by_another(&self) -> Option<Seen> {
         let (adapter, lease) = (&*self.shared.adapter, &self.lease.of_ledger);
-        if !lease.writes.are_refused() {
+        // A completion after the commit is refused by the events' own completion.
+        if !lease.is(REFUSED) || lease.is(COMMITTED) {
             return None;
         }
         let claimed = call::claim(adapter, &lease.keys, &lease.terms, lease.store_timeout).await;
@@ -167,11 +171,11 @@ impl Claim {
     /// Returns the claims that hold the keys. The renewal ends before, because a renewal after the release would
     /// report a lost lease.
     fn release(&mut self) -> Claims<'_> {
-        self.lease.of_ledger.mark_handler_ended();
+        self.lease.of_ledger.set(ENDED);
         (self.renewal, self.left) = (None, Left::Nothing);
         let lease = &self.lease.of_ledger;
         let (terms, keys) = (lease.terms.clone(), lease.keys.clone());
-        Claims::holding(&self.shared, terms, &lease.store_timeout, keys)
+        Claims::new(&self.shared, terms, &lease.store_timeout, keys, List::new())
     }
 
     /// Completes in the background. Until the job has ended, this process treats the keys as complete,

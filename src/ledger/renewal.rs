@@ -22,7 +22,7 @@ use tokio::time::{Instant, sleep_until};
 use tokio_util::task::AbortOnDropHandle;
 
 use super::call;
-use super::held::{HeldLease, LeaseTerms};
+use super::held::{COMMITTED, ENDED, HeldLease, LeaseTerms};
 use crate::adapter::contract::{CompleteReply, DedupAdapter, RenewReply};
 use crate::error::StoreError;
 use crate::key::DedupKey;
@@ -192,7 +192,7 @@ async fn renew(adapter: Arc<dyn DedupAdapter>, lease: Arc<HeldLease>) {
         let is_locked = replies.contains(&RenewReply::Locked);
         let is_lost = replies.contains(&RenewReply::Lost);
         if is_lost
-            && !held.has_handler_ended()
+            && !held.is(ENDED)
             && !is_completed(&*adapter, held).await
             && lease.mark_lease_lost()
         {
@@ -209,7 +209,7 @@ async fn renew(adapter: Arc<dyn DedupAdapter>, lease: Arc<HeldLease>) {
 
 /// Returns `true` if the handler's own transaction has completed the keys: their leases are over, and not lost.
 async fn is_completed(adapter: &dyn DedupAdapter, held: &LeaseTerms) -> bool {
-    if held.writes.are_committed() {
+    if held.is(COMMITTED) {
         return true;
     }
     if !adapter.abilities().completion {

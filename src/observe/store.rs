@@ -71,7 +71,7 @@ impl StoreSpan {
                 };
             }
             let took = self.start.elapsed();
-            duration!("claim" "complete" "release" "begin" "commit").record(took);
+            duration!("claim" "complete").record(took);
         }
     }
 }

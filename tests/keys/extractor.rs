@@ -102,6 +102,11 @@ fn extract_by_an_invalid_extractor_panics_with_the_text_of_checked() {
             "`header` must be the name of an HTTP header, not \"a b\"",
         ),
         (
+            key::body_digest().namespace("orders.body"),
+            "`namespace` must be a text that does not end with `.body`: such namespaces have content identities, \
+             not \"orders.body\"",
+        ),
+        (
             key::header("a").namespace("n").second_identity("b", key::body_digest()),
             "a digest of the body is a `content_identity`",
         ),

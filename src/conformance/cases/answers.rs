@@ -87,14 +87,14 @@ async fn check<S: Store>(store: &S, (row, replies): (&str, &str), then: impl Asy
 }
 
 /// Each call replies by the state of its row, and a call that is repeated with its token replies the same.
-pub async fn calls_reply_by_the_state_of_the_row<S: Store>(store: S) {
+pub(super) async fn calls_reply_by_the_state_of_the_row<S: Store>(store: S) {
     for row in REPLIES {
         check(&store, row, async |_| {}).await;
     }
 }
 
 /// `get` and `forget` reply by the state of the row. A forgotten key is new, and no renewal revives it.
-pub async fn calls_of_operators_reply_by_the_state_of_the_row<S: Maintained>(store: S) {
+pub(super) async fn calls_of_operators_reply_by_the_state_of_the_row<S: Maintained>(store: S) {
     let adapter = store.adapter();
     let forget = async |key: &DedupKey| adapter.forget(key).await.unwrap();
     for row in ["complete", "lapsed"] {
@@ -123,12 +123,12 @@ pub async fn calls_of_operators_reply_by_the_state_of_the_row<S: Maintained>(sto
 }
 
 /// A claim that is repeated with its token starts the retention again, as it starts the lease again.
-pub async fn retention_counts_from_the_last_claim<S: Store>(store: S) {
+pub(super) async fn retention_counts_from_the_last_claim<S: Store>(store: S) {
     story(&store, "a", "a claim 1; 1800 s; a claim 1; a complete H; 3580 s; b claim D").await;
 }
 
 /// A renewal and a completion do not ask for the permanence of their terms: without a lease, a renewal lapses at once.
-pub async fn terms_without_a_lease_renew_and_complete<S: Store>(store: S) {
+pub(super) async fn terms_without_a_lease_renew_and_complete<S: Store>(store: S) {
     let (adapter, key) = (store.adapter(), key("a"));
     let [mine, other] = [(); 2].map(|()| CallTerms::on_claim(Token::random(), RETENTION));
     assert_eq!(adapter.renew(&key, &mine).await.unwrap(), RenewReply::Held);

@@ -27,7 +27,7 @@ async fn complete<S: Transactional>(store: &S, keys: &[DedupKey], terms: &CallTe
 
 /// A row that is not complete is completed in every state, whoever holds its lease: the first COMMIT wins. The next claim
 /// is a duplicate, also where the row had expired.
-pub async fn first_commit_wins_in_every_state<S: Transactional>(store: S) {
+pub(super) async fn first_commit_wins_in_every_state<S: Transactional>(store: S) {
     let adapter = store.adapter();
     let [lapsed, taken, expired] = ["lapsed", "taken", "expired"].map(key);
     let (mine, other) = (leased(), leased());
@@ -59,7 +59,7 @@ pub async fn first_commit_wins_in_every_state<S: Transactional>(store: S) {
 }
 
 /// A row that is complete or missing refuses the completion, of a list as a whole. A completion works once.
-pub async fn complete_or_missing_row_refuses_all<S: Transactional>(store: S) {
+pub(super) async fn complete_or_missing_row_refuses_all<S: Transactional>(store: S) {
     let adapter = store.adapter();
     let ([own, done, missing], mine) = (["own", "done", "missing"].map(key), leased());
     for key in [&own, &done] {
@@ -82,7 +82,7 @@ pub async fn complete_or_missing_row_refuses_all<S: Transactional>(store: S) {
 }
 
 /// A list completes together. A transaction that is rolled back leaves the rows as they were.
-pub async fn rollback_leaves_every_row_as_it_was<S: Transactional>(store: S) {
+pub(super) async fn rollback_leaves_every_row_as_it_was<S: Transactional>(store: S) {
     let adapter = store.adapter();
     let (mut keys, mine) = (["a", "b", "c"].map(key), leased());
     keys.sort();
@@ -110,7 +110,7 @@ pub async fn rollback_leaves_every_row_as_it_was<S: Transactional>(store: S) {
 /// A response commits with the key. Without one, the layer adds it to the complete row by the same token; until then the
 /// event is in flight for claims that fetch responses, while the lease lives, and a duplicate for others. A store that
 /// announces no stored data passes.
-pub async fn response_commits_with_the_key_or_follows<S: Transactional>(store: S) {
+pub(super) async fn response_commits_with_the_key_or_follows<S: Transactional>(store: S) {
     let adapter = store.adapter();
     if !adapter.abilities().stored_data {
         return;
@@ -158,7 +158,7 @@ pub async fn response_commits_with_the_key_or_follows<S: Transactional>(store: S
 }
 
 /// Of several transactions that complete one key at the same moment, one commits.
-pub async fn transactions_that_race_complete_once<S: Transactional>(store: S) {
+pub(super) async fn transactions_that_race_complete_once<S: Transactional>(store: S) {
     const ROUNDS: usize = 20;
     let store = Arc::new(store);
     let adapter = store.adapter();

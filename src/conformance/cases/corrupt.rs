@@ -13,7 +13,7 @@ use crate::error::StoreErrorKind;
 
 /// A claim that fetches an unreadable response fails: an empty response would be replayed. Other claims and operators
 /// see a complete key.
-pub async fn unreadable_response_is_told_and_never_replayed<S: Maintained>(store: S) {
+pub(super) async fn unreadable_response_is_told_and_never_replayed<S: Maintained>(store: S) {
     let (adapter, key) = (store.adapter(), key("a"));
     let response = StoredResponse::new(StatusCode::OK, HeaderMap::new(), Bytes::from("a body"));
     adapter.complete(&key, &leased().with_response(Arc::new(response))).await.unwrap();

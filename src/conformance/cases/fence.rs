@@ -145,7 +145,7 @@ macro_rules! each_message {
 
 /// A claim whose message arrives after its release, at once or an hour later, leaves the key free: whatever the row was,
 /// under both permanences. The release keeps an expired row for that hour.
-pub async fn late_claim_has_no_effect_after_its_release<S: RemoteStore>(store: S) {
+pub(super) async fn late_claim_has_no_effect_after_its_release<S: RemoteStore>(store: S) {
     let world = World::new(store).await;
     for terms in [leased, complete_at_once] {
         for waits in [Duration::ZERO, PURGE_GRACE - SLACK] {
@@ -176,7 +176,7 @@ pub async fn late_claim_has_no_effect_after_its_release<S: RemoteStore>(store: S
 }
 
 /// A renewal whose message arrives after the release does not take the key back.
-pub async fn late_renewal_has_no_effect_after_its_release<S: RemoteStore>(store: S) {
+pub(super) async fn late_renewal_has_no_effect_after_its_release<S: RemoteStore>(store: S) {
     let world = World::new(store).await;
     for row in ["none", "leased", "lapsed"] {
         let mine = &leased();
@@ -203,7 +203,7 @@ pub async fn late_renewal_has_no_effect_after_its_release<S: RemoteStore>(store:
 }
 
 /// A forgotten key is released for every token: a claim that has met the row before does not take it.
-pub async fn late_claim_of_a_forgotten_key_has_no_effect<S: RemoteStore>(store: S) {
+pub(super) async fn late_claim_of_a_forgotten_key_has_no_effect<S: RemoteStore>(store: S) {
     let world = World::new(store).await;
     for terms in [leased, complete_at_once] {
         for row in ["released", "lapsed"] {
@@ -237,7 +237,7 @@ pub async fn late_claim_of_a_forgotten_key_has_no_effect<S: RemoteStore>(store: 
 }
 
 /// An operator's call that is late must not let an event run again that was completed after it.
-pub async fn late_forget_undoes_no_later_completion<S: RemoteStore>(store: S) {
+pub(super) async fn late_forget_undoes_no_later_completion<S: RemoteStore>(store: S) {
     let world = World::new(store).await;
     for row in ["lapsed", "complete"] {
         each_message!(
@@ -270,7 +270,7 @@ pub async fn late_forget_undoes_no_later_completion<S: RemoteStore>(store: S) {
 
 /// The version of a row that was purged does not come back with the next row of its key: a late claim would take it, and
 /// two handlers would run.
-pub async fn late_take_of_a_purged_row_takes_no_other_row<S: RemoteStore>(store: S) {
+pub(super) async fn late_take_of_a_purged_row_takes_no_other_row<S: RemoteStore>(store: S) {
     let world = World::new(store).await;
     let mine = &leased();
     each_message!(
@@ -292,7 +292,7 @@ pub async fn late_take_of_a_purged_row_takes_no_other_row<S: RemoteStore>(store:
 }
 
 /// A release in two steps, an update and then an insertion, lets a claim of its token in between.
-pub async fn release_is_one_step<S: RemoteStore>(store: S) {
+pub(super) async fn release_is_one_step<S: RemoteStore>(store: S) {
     let world = World::new(store).await;
     for terms in [leased, complete_at_once] {
         for spared in 0..MANY {
@@ -315,7 +315,7 @@ pub async fn release_is_one_step<S: RemoteStore>(store: S) {
 
 /// A purge leaves the row of a release for an hour: one that the release has made, and one of others that had expired
 /// 59 minutes before.
-pub async fn release_keeps_every_row_for_an_hour<S: RemoteStore>(store: S) {
+pub(super) async fn release_keeps_every_row_for_an_hour<S: RemoteStore>(store: S) {
     let adapter = store.adapter();
     let terms = [leased(), complete_at_once()];
     let old = ["old leased", "old at once"].map(key);

@@ -26,7 +26,7 @@ async fn at_once(rounds: u32, round: impl AsyncFn(u32)) {
 }
 
 /// Claims of held rows, in every state, and of new keys in the same moment return at once.
-pub async fn claims_beside_held_rows_return_at_once<S: Store>(store: S) {
+pub(super) async fn claims_beside_held_rows_return_at_once<S: Store>(store: S) {
     let adapter = store.adapter();
     let [live, lapsed, released, complete] = ["live", "lapsed", "released", "complete"].map(key);
     let mine = leased();
@@ -56,7 +56,7 @@ pub async fn claims_beside_held_rows_return_at_once<S: Store>(store: S) {
 }
 
 /// A renewal says "locked", and not "lost", of a row that its token holds. It renews other leases at once.
-pub async fn renewal_of_a_held_row_returns_at_once_and_is_not_lost<S: Store>(store: S) {
+pub(super) async fn renewal_of_a_held_row_returns_at_once_and_is_not_lost<S: Store>(store: S) {
     let adapter = store.adapter();
     let ([held, other], mine) = (["held", "other"].map(key), leased());
     adapter.claim(&held, &mine).await.unwrap();
@@ -74,7 +74,7 @@ pub async fn renewal_of_a_held_row_returns_at_once_and_is_not_lost<S: Store>(sto
 
 /// A completion and a release wait for their held row, and take effect when it is free. Meanwhile other calls of all kinds
 /// return at once.
-pub async fn completions_and_releases_of_held_rows_delay_no_other_call<S: Store>(store: S) {
+pub(super) async fn completions_and_releases_of_held_rows_delay_no_other_call<S: Store>(store: S) {
     let adapter = store.adapter();
     let ([completed, released], mine) = (["completed", "released"].map(key), leased());
     let mut holders = Vec::new();

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::super::driver::{
     FIRST, LEASE, RETENTION, SLACK, claim_all, complete_at_once, is_duplicate, key, leased,
-    leased_for, rows,
+    leased_for,
 };
 use super::super::store::{Maintained, Store};
 use crate::adapter::contract::{CallTerms, ClaimReply, CompleteReply, DedupAdapter, Token};
@@ -91,7 +91,7 @@ async fn populate<S: Store>(store: &S) {
 }
 
 /// `stats` counts the keys of each state, and returns the age of the oldest.
-pub async fn stats_count_each_state_and_its_oldest_key<S: Maintained>(store: S) {
+pub(super) async fn stats_count_each_state_and_its_oldest_key<S: Maintained>(store: S) {
     let adapter = store.adapter();
     let empty = adapter.stats().await.unwrap();
     assert_eq!((empty.is_exact, empty.rows), (true, 0));
@@ -113,41 +113,8 @@ pub async fn stats_count_each_state_and_its_oldest_key<S: Maintained>(store: S) 
     }
 }
 
-/// Calls of `purge` delete every key that expired an hour ago, wherever it lies, and no other, before a call deletes
-/// fewer keys than its limit. Statistics then count the other keys. A store that deletes expired keys by itself has
-/// deleted the same keys by then.
-pub async fn purge_deletes_every_expired_key_in_a_round<S: Maintained>(store: S) {
-    let adapter = store.adapter();
-    let long = CallTerms::on_claim(Token::random(), 4 * PURGE_GRACE + RETENTION);
-    // Expired keys and others alternate, in the order of insertion and in that of the keys.
-    for turn in 0..20 {
-        for (namespace, shift) in [("conformance", 0), ("other", 7)] {
-            let id = |number: u32| format!("{}-{turn}", (number * 37 + turn + shift) % 100);
-            let keys: Vec<_> = (0..10).map(|number| in_namespace(namespace, &id(number))).collect();
-            let terms = if turn % 2 == 0 { &complete_at_once() } else { &long };
-            claim_all(&*adapter, &keys, terms).await;
-        }
-    }
-    assert_eq!(rows(&adapter).await, 400);
-    store.advance(RETENTION + PURGE_GRACE).await;
-    let mut deleted = 0;
-    for call in 0.. {
-        assert!(call < MANY, "a purge without an end");
-        let purged = adapter.purge(7).await.unwrap();
-        assert!(purged <= 7, "{purged:?}");
-        deleted += purged;
-        if purged < 7 {
-            break;
-        }
-    }
-    let expected = if adapter.abilities().expires_keys { 0 } else { 200 };
-    assert_eq!((deleted, rows(&adapter).await), (expected, 200));
-    let stats = adapter.stats().await.unwrap();
-    assert_eq!((stats.complete, stats.expired), (200, 0));
-}
-
 /// A store without the ability refuses a list.
-pub async fn list_is_unsupported_without_the_ability<S: Maintained>(store: S) {
+pub(super) async fn list_is_unsupported_without_the_ability<S: Maintained>(store: S) {
     let adapter = store.adapter();
     let listed = adapter.list(&ListFilter::default(), None, 10).await;
     if adapter.abilities().inspection {
@@ -158,7 +125,7 @@ pub async fn list_is_unsupported_without_the_ability<S: Maintained>(store: S) {
 }
 
 /// A list has every key that has not expired, as `get` returns it without its stored data.
-pub async fn list_returns_the_state_of_each_key<S: Maintained>(store: S) {
+pub(super) async fn list_returns_the_state_of_each_key<S: Maintained>(store: S) {
     let adapter = store.adapter();
     populate(&store).await;
     let listed = list(&adapter, &ListFilter::default(), 100).await;
@@ -184,7 +151,7 @@ pub async fn list_returns_the_state_of_each_key<S: Maintained>(store: S) {
 const COMPLETE: [&str; 3] = ["complete-at-once", "complete-by-a-lease", "complete"];
 
 /// Each condition of a filter selects keys, and the conditions are joined by "and".
-pub async fn list_filters_by_state_namespace_id_age_and_attempts<S: Maintained>(store: S) {
+pub(super) async fn list_filters_by_state_namespace_id_age_and_attempts<S: Maintained>(store: S) {
     let adapter = store.adapter();
     populate(&store).await;
     let all = ListFilter::default;
@@ -226,7 +193,7 @@ pub async fn list_filters_by_state_namespace_id_age_and_attempts<S: Maintained>(
 }
 
 /// The pages of a list have every key once, whatever their size.
-pub async fn list_in_pages_has_every_key_once<S: Maintained>(store: S) {
+pub(super) async fn list_in_pages_has_every_key_once<S: Maintained>(store: S) {
     let adapter = store.adapter();
     let ids =
         ["\"]]}", "\\", "'; --", "a", "a ", "\u{e9}", "line\nbreak\u{7f}", "\u{10FFFF}", "[0,1]"];
@@ -255,7 +222,7 @@ pub async fn list_in_pages_has_every_key_once<S: Maintained>(store: S) {
 }
 
 /// A cursor that is not of this store is refused, and nothing is listed.
-pub async fn foreign_cursor_is_refused<S: Maintained>(store: S) {
+pub(super) async fn foreign_cursor_is_refused<S: Maintained>(store: S) {
     let adapter = store.adapter();
     let keys = ["a", "b", "c"].map(key);
     claim_all(&*adapter, &keys, &complete_at_once()).await;
@@ -273,7 +240,7 @@ pub async fn foreign_cursor_is_refused<S: Maintained>(store: S) {
 
 /// A list and statistics beside claims, completions and purges do not fail. The list has every key that
 /// is not written, once.
-pub async fn list_beside_writes_has_every_key_that_is_not_written<S: Maintained>(store: S) {
+pub(super) async fn list_beside_writes_has_every_key_that_is_not_written<S: Maintained>(store: S) {
     let adapter = store.adapter();
     let mut stuck: Vec<DedupKey> = (0..200).map(|id| key(&format!("{id}-stuck"))).collect();
     let old: Vec<DedupKey> = (0..200).map(|id| key(&format!("{id}-old"))).collect();
@@ -320,7 +287,7 @@ pub async fn list_beside_writes_has_every_key_that_is_not_written<S: Maintained>
 }
 
 /// The type of an event is stored with a new key. Only a key that is new again gets another type.
-pub async fn event_type_is_stored_with_a_new_key<S: Maintained>(store: S) {
+pub(super) async fn event_type_is_stored_with_a_new_key<S: Maintained>(store: S) {
     let adapter = store.adapter();
     let keys = ["a leased", "b at once", "c completed", "d renewed", "e none"].map(key);
     let [leases, at_once, completed, renewed, none] = &keys;

@@ -7,7 +7,7 @@ use crate::error::StoreErrorKind;
 
 /// The first claim of a key is first, also if it is repeated with its token, because the first reply may be lost. Every
 /// claim with another token is a duplicate with the age of the key.
-pub async fn claim_complete_at_once_is_first_once<S: Store>(store: S) {
+pub(super) async fn claim_complete_at_once_is_first_once<S: Store>(store: S) {
     let (adapter, keys, mine) = (store.adapter(), key("a"), complete_at_once());
     for _ in 0..3 {
         assert_eq!(adapter.claim(&keys, &mine).await.unwrap(), FIRST);
@@ -24,18 +24,18 @@ pub async fn claim_complete_at_once_is_first_once<S: Store>(store: S) {
 }
 
 /// Only the token of the claim releases a key that is complete at once. Then the key is new.
-pub async fn key_complete_at_once_is_first_again_after_its_release<S: Store>(store: S) {
+pub(super) async fn key_complete_at_once_is_first_again_after_its_release<S: Store>(store: S) {
     story(&store, "a", "a undo; a once 1; b undo; b once D; a undo; a undo; b once 1").await;
 }
 
 /// A key that is complete at once is a duplicate until its retention ends. Then the key is new.
-pub async fn key_complete_at_once_is_first_again_after_its_retention<S: Store>(store: S) {
+pub(super) async fn key_complete_at_once_is_first_again_after_its_retention<S: Store>(store: S) {
     story(&store, "a", "a once 1; 3580 s; b once D; 20 s; b once 1").await;
 }
 
 /// An adapter without leases or without stored data refuses the terms that need them, and writes
 /// nothing.
-pub async fn unsupported_terms_are_refused_before_anything_is_written<S: Store>(store: S) {
+pub(super) async fn unsupported_terms_are_refused_before_anything_is_written<S: Store>(store: S) {
     let (adapter, keys) = (store.adapter(), key("a"));
     let abilities = adapter.abilities();
     let mut refused = Vec::new();

@@ -56,12 +56,14 @@ fn won(number: usize, claimed: &ClaimReply) -> Option<usize> {
 }
 
 /// 16 workers claim 60 keys under a lease: each key is first once.
-pub async fn workers_racing_for_a_lease_have_one_winner<S: Store>(store: S) {
+pub(super) async fn workers_racing_for_a_lease_have_one_winner<S: Store>(store: S) {
     race(store.adapter(), |adapter, _, round| claim_one(adapter, round, leased())).await;
 }
 
 /// 16 workers claim 60 keys that are complete at once: each key is first once.
-pub async fn workers_racing_for_a_claim_complete_at_once_have_one_winner<S: Store>(store: S) {
+pub(super) async fn workers_racing_for_a_claim_complete_at_once_have_one_winner<S: Store>(
+    store: S,
+) {
     race(store.adapter(), |adapter, _, round| claim_one(adapter, round, complete_at_once())).await;
 }
 
@@ -74,7 +76,7 @@ async fn claim_one<A: DedupAdapter + ?Sized>(
 }
 
 /// 16 workers claim 60 keys whose lease lapsed: each key is taken over once.
-pub async fn workers_racing_for_a_lapsed_lease_have_one_winner<S: Store>(store: S) {
+pub(super) async fn workers_racing_for_a_lapsed_lease_have_one_winner<S: Store>(store: S) {
     let adapter = store.adapter();
     for round in 0..ROUNDS {
         adapter.claim(&key(&round.to_string()), &leased()).await.unwrap();
@@ -90,7 +92,7 @@ pub async fn workers_racing_for_a_lapsed_lease_have_one_winner<S: Store>(store: 
 }
 
 /// Workers claim overlapping keys, eight at the same time. No call deadlocks, and each key is first once.
-pub async fn claims_of_overlapping_keys_have_one_winner_for_each<S: Store>(store: S) {
+pub(super) async fn claims_of_overlapping_keys_have_one_winner_for_each<S: Store>(store: S) {
     race(store.adapter(), |adapter, worker, round| async move {
         let numbers: Vec<usize> =
             (0..8).map(|next| (7 * round + 3 * worker + next) % ROUNDS).collect();
@@ -104,7 +106,7 @@ pub async fn claims_of_overlapping_keys_have_one_winner_for_each<S: Store>(store
 }
 
 /// A claim that is dropped at any await can be released by its token.
-pub async fn dropped_claim_can_be_released<S: Maintained>(store: S) {
+pub(super) async fn dropped_claim_can_be_released<S: Maintained>(store: S) {
     let adapter = store.adapter();
     for polls in 0..24_usize {
         let keys = key(&format!("dropped-{polls}"));
@@ -126,7 +128,7 @@ pub async fn dropped_claim_can_be_released<S: Maintained>(store: S) {
 
 /// 64 calls of each kind that hang, because no task polls them, block no other call: later calls of every kind succeed
 /// within 20 s. So do the hanging calls once they are polled again.
-pub async fn hanging_calls_block_no_other_call<S: Maintained>(store: S) {
+pub(super) async fn hanging_calls_block_no_other_call<S: Maintained>(store: S) {
     const BOUND: Duration = Duration::from_secs(20);
     const CALLS: usize = 64;
     let adapter = store.adapter();
@@ -191,7 +193,7 @@ async fn dropped_after<F: Future>(polls: usize, call: F) {
 
 /// After a claim that is complete at once, or its release, is dropped at any await, the token can
 /// still release the key.
-pub async fn dropped_claim_complete_at_once_can_be_released<S: Store>(store: S) {
+pub(super) async fn dropped_claim_complete_at_once_can_be_released<S: Store>(store: S) {
     let adapter = store.adapter();
     for polls in 0..24_usize {
         let (keys, mine) = (key(&format!("dropped-{polls}")), complete_at_once());
@@ -209,7 +211,7 @@ pub async fn dropped_claim_complete_at_once_can_be_released<S: Store>(store: S) 
 
 /// A renewal or completion that is dropped at any await can be repeated. No other token claims the key
 /// in between.
-pub async fn dropped_completion_can_be_repeated<S: Store>(store: S) {
+pub(super) async fn dropped_completion_can_be_repeated<S: Store>(store: S) {
     let adapter = store.adapter();
     for polls in 0..24_usize {
         let (keys, mine) = (key(&format!("dropped-{polls}")), leased());
@@ -232,7 +234,7 @@ pub async fn dropped_completion_can_be_repeated<S: Store>(store: S) {
 
 /// Calls of all kinds run at the same time, each on a key of its own. Each call returns the reply of
 /// its own key, with any other calls in its batch.
-pub async fn concurrent_calls_of_all_kinds_reply_for_their_own_keys<S: Store>(store: S) {
+pub(super) async fn concurrent_calls_of_all_kinds_reply_for_their_own_keys<S: Store>(store: S) {
     const STORIES: [&str; 5] = [
         "a claim 1; b claim -; a complete H; b claim D",
         "a claim 1; a release; a complete L; a release",
@@ -254,7 +256,7 @@ pub async fn concurrent_calls_of_all_kinds_reply_for_their_own_keys<S: Store>(st
 }
 
 /// Purges run beside claims, after purges that were dropped at any await. Every expired key is deleted, and no live key.
-pub async fn purges_run_beside_claims_and_after_dropped_purges<S: Maintained>(store: S) {
+pub(super) async fn purges_run_beside_claims_and_after_dropped_purges<S: Maintained>(store: S) {
     let adapter = store.adapter();
     let old: Vec<DedupKey> = (0..500).map(|id| key(&format!("old-{id}"))).collect();
     claim_all(&*adapter, &old, &complete_at_once()).await;

@@ -77,7 +77,7 @@ async fn all_of_each<A: DedupAdapter + ?Sized>(
 }
 
 /// A completion stores its data, and a duplicate returns it. Later completions change nothing.
-pub async fn completion_stores_what_it_carries<S: Store>(store: S) {
+pub(super) async fn completion_stores_what_it_carries<S: Store>(store: S) {
     let (adapter, keys) = (store.adapter(), key("a"));
     let mine = with_payload(leased(), &keys, 7);
     assert_eq!(adapter.claim(&keys, &mine).await.unwrap(), FIRST);
@@ -96,7 +96,7 @@ pub async fn completion_stores_what_it_carries<S: Store>(store: S) {
 
 /// Each key has its own stored data, also if the calls have the same terms. A duplicate without stored data returns
 /// empty stored data.
-pub async fn each_key_has_its_own_stored_data<S: Store>(store: S) {
+pub(super) async fn each_key_has_its_own_stored_data<S: Store>(store: S) {
     let adapter = store.adapter();
     let keys: Vec<DedupKey> = (b'a'..=b'f').map(|id| key(&char::from(id).to_string())).collect();
     let some = || keys.iter().zip(0..4).map(|(key, payload)| (key.clone(), [payload; 32]));
@@ -116,7 +116,7 @@ pub async fn each_key_has_its_own_stored_data<S: Store>(store: S) {
 }
 
 /// A late completion of a missing or lapsed key stores its data too.
-pub async fn late_completion_stores_what_it_carries<S: Store>(store: S) {
+pub(super) async fn late_completion_stores_what_it_carries<S: Store>(store: S) {
     let (adapter, missing, lapsed) = (store.adapter(), key("missing"), key("lapsed"));
     let stored_response = response(Bytes::from_static(b"\0\xff"));
     let late =
@@ -131,7 +131,7 @@ pub async fn late_completion_stores_what_it_carries<S: Store>(store: S) {
 }
 
 /// `Fetch` selects the data of a duplicate: nothing, the digest, or the digest and the response.
-pub async fn duplicate_carries_what_the_call_fetches<S: Store>(store: S) {
+pub(super) async fn duplicate_carries_what_the_call_fetches<S: Store>(store: S) {
     let (adapter, keys) = (store.adapter(), ["?", "both", "plain", "running"].map(key));
     let stored_response = response("<Response/>");
     let mine = with_payload(leased(), &keys[1], 7);
@@ -152,7 +152,7 @@ pub async fn duplicate_carries_what_the_call_fetches<S: Store>(store: S) {
 }
 
 /// The stored data of a key ends with its retention, and with a release. A later claim of the key does not return it.
-pub async fn stored_data_ends_with_the_retention<S: Maintained>(store: S) {
+pub(super) async fn stored_data_ends_with_the_retention<S: Maintained>(store: S) {
     let (adapter, keys) = (store.adapter(), ["claimed", "completed", "once"].map(key));
     let mine = with_payloads(leased(), &keys, 7).with_response(response("old"));
     complete_all(&*adapter, &keys, &mine).await;
@@ -173,7 +173,7 @@ pub async fn stored_data_ends_with_the_retention<S: Maintained>(store: S) {
 }
 
 /// `get` returns the stored data of a complete key, and of no other key. It changes nothing.
-pub async fn get_returns_the_stored_data_of_a_complete_key<S: Maintained>(store: S) {
+pub(super) async fn get_returns_the_stored_data_of_a_complete_key<S: Maintained>(store: S) {
     let (adapter, keys) = (store.adapter(), ["full", "plain", "released", "running"].map(key));
     let stored_response = response("<Response/>");
     let mine = with_payloads(leased(), &keys, 7).with_response(Arc::clone(&stored_response));
@@ -198,7 +198,7 @@ pub async fn get_returns_the_stored_data_of_a_complete_key<S: Maintained>(store:
 }
 
 /// Duplicates beside completions: a duplicate always carries everything that the completion stored.
-pub async fn duplicate_beside_completions_carries_whole_stored_data<S: Store>(store: S) {
+pub(super) async fn duplicate_beside_completions_carries_whole_stored_data<S: Store>(store: S) {
     let adapter = store.adapter();
     for round in 0..20_u8 {
         let keys = [key(&format!("{round}-a")), key(&format!("{round}-b"))];
@@ -240,7 +240,7 @@ pub async fn duplicate_beside_completions_carries_whole_stored_data<S: Store>(st
 
 /// Duplicates beside releases: a duplicate carries the data of a row that was complete when it was read. A store that
 /// reads them in a second step finds a row that was released since, or that of the next claim.
-pub async fn duplicate_beside_releases_carries_whole_stored_data<S: Store>(store: S) {
+pub(super) async fn duplicate_beside_releases_carries_whole_stored_data<S: Store>(store: S) {
     const ROUNDS: usize = 150;
     let keys = key("a");
     let tasks = (0..4_u8).map(|payload| {
@@ -274,7 +274,7 @@ pub async fn duplicate_beside_releases_carries_whole_stored_data<S: Store>(store
 }
 
 /// Races of claims that are complete at once: the losers get the stored data of the one winner.
-pub async fn losers_of_a_race_get_the_stored_data_of_the_winner<S: Store>(store: S) {
+pub(super) async fn losers_of_a_race_get_the_stored_data_of_the_winner<S: Store>(store: S) {
     for round in 0..30 {
         let keys = key(&round.to_string());
         let racers = (0..8_u8).map(|payload| {
@@ -305,7 +305,7 @@ pub async fn losers_of_a_race_get_the_stored_data_of_the_winner<S: Store>(store:
 }
 
 /// Bodies and headers of any size and shape come back byte by byte.
-pub async fn hostile_responses_come_back_unchanged<S: Store>(store: S) {
+pub(super) async fn hostile_responses_come_back_unchanged<S: Store>(store: S) {
     let adapter = store.adapter();
     let every_byte: Vec<u8> = (0..=255).collect();
     let bodies: [Vec<u8>; 4] =

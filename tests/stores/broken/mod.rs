@@ -9,7 +9,7 @@ mod wrapped;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use plain::{Edit, Fault, Plain, Sql};
-use tower_dedup::conformance::{Case, assert_announced, cases, run};
+use tower_dedup::conformance::cases;
 use wrapped::WrappedStore;
 
 /// Both stores are sound without a fault: it is the fault that fails a case.
@@ -50,7 +50,7 @@ macro_rules! plain {
                 const EDITS: &'static [Edit] = &[$($edit),+];
             }
 
-            fails(|| run(stringify!($case), cases::fence::$case::<Case<Plain<Broken>>>));
+            fails(|| cases::fence::<Plain<Broken>>(stringify!($case)));
         }
     )+};
 }
@@ -111,32 +111,27 @@ plain! {
 
 /// A fault of the wrapper, and the case that fails.
 macro_rules! wrapped {
-    ($($fault:ident => $module:ident::$case:ident: $number:ident;)+) => {$(
+    ($($fault:ident => $ability:ident::$case:ident: $number:ident;)+) => {$(
         #[test]
         fn $fault() {
             type Broken = WrappedStore<{ wrapped::$number }>;
-            fails(|| run(stringify!($case), cases::$module::$case::<Case<Broken>>));
+            fails(|| cases::$ability::<Broken>(stringify!($case)));
         }
     )+};
 }
 
 wrapped! {
-    repeated_insertion_of_a_completion_is_held => answers::calls_reply_by_the_state_of_the_row: INSERTED_ONCE;
-    late_completion_takes_the_lease => lease::late_completion_counts_and_returns_lease_lost: LEASE_TAKEN;
-    renewal_after_the_release_of_an_unclaimed_key => answers::calls_reply_by_the_state_of_the_row: REVIVED;
-    repeated_takeover_of_an_expired_row_is_new => answers::calls_reply_by_the_state_of_the_row: TAKEN_ANEW;
-    stored_data_of_a_second_step => stored::duplicate_beside_releases_carries_whole_stored_data: SECOND_STEP;
+    repeated_insertion_of_a_completion_is_held => leases::calls_reply_by_the_state_of_the_row: INSERTED_ONCE;
+    late_completion_takes_the_lease => leases::late_completion_counts_and_returns_lease_lost: LEASE_TAKEN;
+    renewal_after_the_release_of_an_unclaimed_key => leases::calls_reply_by_the_state_of_the_row: REVIVED;
+    repeated_takeover_of_an_expired_row_is_new => leases::calls_reply_by_the_state_of_the_row: TAKEN_ANEW;
+    stored_data_of_a_second_step => stored_data::duplicate_beside_releases_carries_whole_stored_data: SECOND_STEP;
     purge_of_at_most_fifty_keys => maintenance::purge_deletes_as_many_keys_as_its_limit: PURGES_FIFTY;
-    corrupt_response_that_is_none => corrupt::unreadable_response_is_told_and_never_replayed: REPLAYS_CORRUPT;
+    corrupt_response_that_is_none => corrupt_data::unreadable_response_is_told_and_never_replayed: REPLAYS_CORRUPT;
 }
 
 #[test]
 fn hidden_ability() {
-    type Broken = Case<WrappedStore<{ wrapped::HIDES_STORED_DATA }>>;
-    fails(|| {
-        run("store_can_be_created", |store: Broken| async move {
-            let adapter = tower_dedup::conformance::Store::adapter(&store);
-            assert_announced::<Broken>(&adapter, &["leases", "stored_data"]);
-        });
-    });
+    type Broken = WrappedStore<{ wrapped::HIDES_STORED_DATA }>;
+    fails(|| cases::store_can_be_created::<Broken>(&["leases", "stored_data"]));
 }
