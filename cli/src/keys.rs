@@ -1,7 +1,6 @@
 //! `get`, `list` and `forget`.
 
 use std::cmp::Reverse;
-use std::fmt::Write;
 use std::iter;
 use std::time::{Duration, SystemTime};
 
@@ -41,10 +40,7 @@ fn utc(time: SystemTime) -> String {
 }
 
 fn hex(digest: [u8; 32]) -> String {
-    digest.iter().fold(String::new(), |mut hex, byte| {
-        let _ = write!(hex, "{byte:02x}");
-        hex
-    })
+    digest.map(|byte| format!("{byte:02x}")).concat()
 }
 
 /// Returns one key. An unknown or expired key has no entry. The headers and the body of a stored response may be
