@@ -30,7 +30,8 @@ pub(crate) enum Target {
 }
 
 /// An adapter, and what closes it.
-type Opened = (Arc<dyn MaintenanceAdapter>, Pin<Box<dyn Future<Output = ()>>>);
+type Opened = (Arc<dyn MaintenanceAdapter>, Closing);
+type Closing = Pin<Box<dyn Future<Output = ()>>>;
 
 /// Opens a store of the program's author at the URL of the command line.
 pub(crate) type Connect = Box<dyn Fn(String) -> Connecting>;
@@ -137,8 +138,8 @@ impl Target {
             Self::Postgres(postgres) => postgres.open().await?,
             Self::Sqlite(sqlite) => sqlite.open(access).await?,
             Self::Redis(redis) => {
-                let adapter = Arc::new(redis.open().await?);
-                (adapter.clone() as _, closing(adapter, redis.timeout))
+                let adapter: Arc<dyn MaintenanceAdapter> = Arc::new(redis.open().await?);
+                (adapter.clone(), closing(adapter, redis.timeout))
             }
             Self::Own(own) => {
                 let connecting = (own.connect)(own.url.clone());
@@ -197,10 +198,7 @@ impl Target {
 }
 
 /// Closes an adapter. The network may be silent.
-fn closing<A: MaintenanceAdapter + ?Sized>(
-    adapter: Arc<A>,
-    timeout: Duration,
-) -> Pin<Box<dyn Future<Output = ()>>> {
+fn closing(adapter: Arc<dyn MaintenanceAdapter>, timeout: Duration) -> Closing {
     Box::pin(async move {
         let _ = tokio::time::timeout(timeout, adapter.close()).await;
     })
