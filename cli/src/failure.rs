@@ -29,6 +29,12 @@ impl Failure {
     pub(crate) fn usage(error: impl Into<BoxError>) -> Self {
         Self::new(USAGE, error)
     }
+
+    pub(crate) fn own_store() -> Self {
+        Self::usage(
+            "this program has a store of its own: `doctor` and `migrate` know only those of tower-dedup",
+        )
+    }
 }
 
 impl From<StoreError> for Failure {

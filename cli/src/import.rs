@@ -11,7 +11,6 @@ use std::io::{self, BufRead, StdinLock};
 use std::time::{Duration, SystemTime};
 
 use futures_util::{StreamExt, stream};
-use serde::Serialize;
 use serde_json::json;
 use tower_dedup::adapter::contract::{CallTerms, ClaimReply, Token};
 use tower_dedup::adapter::inspect::MaintenanceAdapter;
@@ -33,7 +32,7 @@ const HOUR: u64 = 3_600;
 const RETENTION: Duration = Duration::from_secs(30 * 86_400);
 
 /// The numbers of lines.
-#[derive(Default, Serialize)]
+#[derive(Default)]
 struct Counts {
     imported: u64,
     /// The key was complete already, or another line has it.
@@ -66,8 +65,16 @@ pub(crate) async fn import(
         failure.message += &format!(" ({imported} are imported: run the command again)");
         return Err(failure);
     }
-    output.print(&input.counts)?;
-    Ok(input.counts.bad_lines == 0)
+    let Counts { imported, known, in_flight, too_old, bad_lines } = input.counts;
+    let counts = [
+        ("imported", imported.into()),
+        ("known", known.into()),
+        ("in_flight", in_flight.into()),
+        ("too_old", too_old.into()),
+        ("bad_lines", bad_lines.into()),
+    ];
+    output.print(&counts.into())?;
+    Ok(bad_lines == 0)
 }
 
 impl Counts {

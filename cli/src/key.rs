@@ -15,7 +15,7 @@ use tower_dedup::provider::{self, Preset};
 
 use crate::failure::Failure;
 use crate::options::Key;
-use crate::output::{Members, Output};
+use crate::output::{Members, write_json};
 
 /// A captured request.
 #[derive(Deserialize)]
@@ -55,14 +55,14 @@ struct Identity {
 }
 
 /// Prints the keys. A request without a key is an answer, too.
-pub(crate) fn run(options: &Key, output: Output) -> Result<bool, Failure> {
+pub(crate) fn run(options: &Key) -> Result<bool, Failure> {
     let preset = find(&options.provider).map_err(Failure::usage)?;
     let file = options.file.as_deref().filter(|file| *file != Path::new("-"));
     let name = file.map_or_else(|| "stdin".to_owned(), |file| file.display().to_string());
     let name = if name.contains("://") { "a URL is no file" } else { &name };
     let outcome = read(preset, file);
     let outcome = outcome.map_err(|error| Failure::usage(format!("{name}: {error}")))?;
-    Output { json: true, ..output }.print(&outcome)?;
+    write_json(&outcome)?;
     Ok(true)
 }
 

@@ -1,18 +1,16 @@
 //! `get`, `list` and `forget`.
 
 use std::cmp::Reverse;
-use std::fmt::Write;
 use std::iter;
 use std::time::{Duration, SystemTime};
 
-use serde::Serialize;
 use serde_json::json;
 use tower_dedup::DedupKey;
 use tower_dedup::adapter::inspect::{Entry, ForgetReply, KeyState, ListFilter, MaintenanceAdapter};
 
 use crate::failure::Failure;
 use crate::options::{Event, Forget, List};
-use crate::output::{Output, confirm, members, table, tell, text, write};
+use crate::output::{Members, Output, confirm, table, tell, text, write};
 use crate::store::{Access, Target};
 
 /// A row of the on-arrival ledger is complete before its handler runs, so the store does not see the run.
@@ -33,59 +31,6 @@ const PORTION: u32 = 1_000;
 /// The members of a line that the table shows.
 const COLUMNS: [&str; 6] = ["state", "namespace", "id", "event_type", "attempts", "first_seen_at"];
 
-/// One key. An unknown or expired key has no entry.
-#[derive(Serialize)]
-struct Line {
-    namespace: String,
-    id: String,
-    state: Option<String>,
-    #[serde(flatten)]
-    entry: Option<Shown>,
-}
-
-/// An [`Entry`] without the headers and the body of a stored response, which may be personal data.
-#[derive(Serialize)]
-struct Shown {
-    attempts: u32,
-    completed_at: Option<String>,
-    event_type: Option<String>,
-    expires_at: String,
-    first_seen_at: String,
-    lease_until: Option<String>,
-    payload_sha256: Option<String>,
-    response: Option<Response>,
-    response_is_unreadable: bool,
-    takeover: bool,
-}
-
-#[derive(Serialize)]
-struct Response {
-    bytes: usize,
-    status: u16,
-}
-
-impl From<&Entry> for Shown {
-    fn from(entry: &Entry) -> Self {
-        let stored = entry.stored.as_deref();
-        let response = stored.and_then(|stored| stored.response.as_ref());
-        Self {
-            attempts: entry.attempts,
-            completed_at: entry.completed_at.map(utc),
-            event_type: entry.event_type.clone(),
-            expires_at: utc(entry.expires_at),
-            first_seen_at: utc(entry.first_seen_at),
-            lease_until: entry.lease_until.map(utc),
-            payload_sha256: stored.and_then(|stored| stored.payload_sha256).map(hex),
-            response: response.map(|response| Response {
-                bytes: response.body.len(),
-                status: response.status.as_u16(),
-            }),
-            response_is_unreadable: entry.response_is_unreadable,
-            takeover: entry.takeover,
-        }
-    }
-}
-
 /// Returns a time in whole seconds. A time beyond the years of RFC 3339 becomes their last second.
 fn utc(time: SystemTime) -> String {
     const LAST: u64 = 253_402_300_799;
@@ -95,30 +40,45 @@ fn utc(time: SystemTime) -> String {
 }
 
 fn hex(digest: [u8; 32]) -> String {
-    digest.iter().fold(String::new(), |mut hex, byte| {
-        let _ = write!(hex, "{byte:02x}");
-        hex
-    })
+    digest.map(|byte| format!("{byte:02x}")).concat()
 }
 
-impl Line {
-    /// `selected` is the state by which the store selected the key. Without it, this machine's clock decides
-    /// whether a lease has lapsed.
-    fn new(
-        output: Output,
-        key: &DedupKey,
-        entry: Option<&Entry>,
-        selected: Option<KeyState>,
-    ) -> Self {
-        let state = selected.or(entry.map(|entry| entry.state)).map(|state| state.to_string());
-        let entry = entry.map(Shown::from);
-        Self { namespace: key.namespace().to_owned(), id: output.id(key), state, entry }
-    }
-
-    fn row(&self) -> Vec<String> {
-        let line = json!(self);
-        COLUMNS.map(|name| text(&line[name])).to_vec()
-    }
+/// Returns one key. An unknown or expired key has no entry. The headers and the body of a stored response may be
+/// personal data, and are left out. `selected` is the state by which the store selected the key. Without it, this
+/// machine's clock decides whether a lease has lapsed.
+fn members(
+    output: Output,
+    key: &DedupKey,
+    entry: Option<&Entry>,
+    selected: Option<KeyState>,
+) -> Members {
+    let state = selected.or(entry.map(|entry| entry.state)).map(|state| state.to_string());
+    let named = [
+        ("namespace", key.namespace().into()),
+        ("id", output.id(key).into()),
+        ("state", json!(state)),
+    ];
+    let mut members = Members::from(named);
+    members.0.extend(entry.into_iter().flat_map(|entry| {
+        let stored = entry.stored.as_deref();
+        let response = stored.and_then(|stored| stored.response.as_ref()).map(
+            |response| json!({ "bytes": response.body.len(), "status": response.status.as_u16() }),
+        );
+        let shown = [
+            ("attempts", entry.attempts.into()),
+            ("completed_at", json!(entry.completed_at.map(utc))),
+            ("event_type", json!(entry.event_type)),
+            ("expires_at", utc(entry.expires_at).into()),
+            ("first_seen_at", utc(entry.first_seen_at).into()),
+            ("lease_until", json!(entry.lease_until.map(utc))),
+            ("payload_sha256", json!(stored.and_then(|stored| stored.payload_sha256).map(hex))),
+            ("response", json!(response)),
+            ("response_is_unreadable", entry.response_is_unreadable.into()),
+            ("takeover", entry.takeover.into()),
+        ];
+        Members::from(shown).0
+    }));
+    members
 }
 
 pub(crate) async fn get(target: &Target, event: &Event, output: Output) -> Result<bool, Failure> {
@@ -133,7 +93,7 @@ pub(crate) async fn get(target: &Target, event: &Event, output: Output) -> Resul
         ));
         tell(UNSEEN);
     } else {
-        output.print(&Line::new(output, &key, entry.as_ref(), None))?;
+        output.print(&members(output, &key, entry.as_ref(), None))?;
     }
     Ok(entry.is_some())
 }
@@ -155,10 +115,11 @@ pub(crate) async fn list(target: &Target, options: &List, output: Output) -> Res
             unreadable += portion.unreadable;
             for (key, entry) in portion.keys {
                 left = left.saturating_sub(1);
-                let line = Line::new(output, &key, Some(&entry), filter.state);
+                let members = members(output, &key, Some(&entry), filter.state);
                 if !output.json {
-                    rows.push((entry.first_seen_at, line.row()));
-                } else if !output.print(&line)? {
+                    let row = COLUMNS.map(|name| text(members.get(name))).to_vec();
+                    rows.push((entry.first_seen_at, row));
+                } else if !output.print(&members)? {
                     return Ok(true);
                 }
             }
@@ -193,17 +154,7 @@ pub(crate) async fn list(target: &Target, options: &List, output: Output) -> Res
     Ok(true)
 }
 
-/// What became of `forget`. It is the only record of the reason.
-#[derive(Serialize)]
-struct Outcome<'a> {
-    namespace: &'a str,
-    id: String,
-    result: &'static str,
-    note: &'static str,
-    at: String,
-    reason: Option<&'a str>,
-}
-
+/// The output is the only record of the reason.
 pub(crate) async fn forget(
     target: &Target,
     options: &Forget,
@@ -213,7 +164,7 @@ pub(crate) async fn forget(
     let forget = async |store: &dyn MaintenanceAdapter| {
         if !options.yes {
             let Some(entry) = store.get(&key).await? else { return Ok(("missing", MISSING)) };
-            tell(&members(&Line::new(output, &key, Some(&entry), None))?);
+            tell(&members(output, &key, Some(&entry), None).lines());
             // Without a reader of the question, nothing is forgotten.
             if !confirm(FORGET).map_err(Failure::usage)? {
                 return Ok(("declined", "nothing was changed"));
@@ -226,9 +177,15 @@ pub(crate) async fn forget(
         })
     };
     let (result, note) = target.with(Access::Write, forget).await?;
-    let at = utc(SystemTime::now());
-    let (namespace, id, reason) = (key.namespace(), output.id(&key), options.reason.as_deref());
-    output.print(&Outcome { namespace, id, result, note, at, reason })?;
+    let outcome = [
+        ("namespace", key.namespace().into()),
+        ("id", output.id(&key).into()),
+        ("result", result.into()),
+        ("note", note.into()),
+        ("at", utc(SystemTime::now()).into()),
+        ("reason", json!(options.reason)),
+    ];
+    output.print(&outcome.into())?;
     Ok(result == "forgotten")
 }
 

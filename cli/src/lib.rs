@@ -108,9 +108,9 @@ async fn answer(options: Options, own: Option<Connect>) -> Result<bool, Failure>
     let Options { store, output, timeout, command } = options;
     let target = || Target::new(store.as_deref().unwrap_or_default(), timeout, own);
     match command {
-        Command::Key(options) => key::run(&options, output),
-        Command::Migrate(options) if options.print => table::print(target()?.known()?, output),
-        Command::Migrate(options) => table::migrate(target()?.known()?, &options, output).await,
+        Command::Key(options) => key::run(&options),
+        Command::Migrate(options) if options.print => table::print(&target()?, output),
+        Command::Migrate(options) => table::migrate(&target()?, &options, output).await,
         Command::Stats => table::stats(&target()?, output).await,
         Command::Get(event) => keys::get(&target()?, &event, output).await,
         Command::List(options) => keys::list(&target()?, &options, output).await,
@@ -119,6 +119,6 @@ async fn answer(options: Options, own: Option<Connect>) -> Result<bool, Failure>
         Command::Purge { keys_per_statement } => {
             table::purge(&target()?, keys_per_statement, output).await
         }
-        Command::Doctor => doctor::doctor(target()?.known()?, output).await,
+        Command::Doctor => doctor::doctor(&target()?, output).await,
     }
 }

@@ -1,13 +1,13 @@
-//! Text or JSON on stdout, questions and errors on stderr. Both have one source, the JSON object: as text, each
-//! of its members is a line.
+//! Text or JSON on stdout, questions and errors on stderr. Both have one source, [`Members`]: as text, each is a
+//! line.
 
 use std::fmt;
 use std::io::{self, BufRead, Write};
 use std::iter;
 
 use clap::Args;
-use serde::Serialize;
 use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
+use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
 use tower_dedup::DedupKey;
 
@@ -26,8 +26,8 @@ pub(crate) struct Output {
 impl Output {
     /// Prints one object as a line of JSON, or a line for each member that is not null. Returns `false` if the
     /// reader of stdout has gone, as `head` does: that changes no answer.
-    pub(crate) fn print(self, object: &impl Serialize) -> Result<bool, Failure> {
-        write(&if self.json { json_line(object)? } else { members(object)? })
+    pub(crate) fn print(self, object: &Members) -> Result<bool, Failure> {
+        if self.json { write_json(object) } else { write(&object.lines()) }
     }
 
     pub(crate) fn failure(self, failure: &Failure) {
@@ -53,6 +53,11 @@ pub(crate) fn write(text: &str) -> Result<bool, Failure> {
     }
 }
 
+/// Prints one object as a line of JSON.
+pub(crate) fn write_json(object: &impl Serialize) -> Result<bool, Failure> {
+    write(&json_line(object)?)
+}
+
 /// Prints a line on stderr. Nobody is left to tell if stderr is closed.
 pub(crate) fn tell(line: &str) {
     let _ = writeln!(io::stderr(), "{}", lines(line));
@@ -73,18 +78,6 @@ pub(crate) fn confirm(question: &str) -> io::Result<bool> {
 fn json_line(object: &impl Serialize) -> Result<String, Failure> {
     let line = serde_json::to_string(object).map_err(Failure::usage)?;
     Ok(escaped(&line, |char| format!("\\u{:04x}", u32::from(char))))
-}
-
-/// Returns a line for each member that is not null, and none for a rare fact that is not so.
-pub(crate) fn members(object: &impl Serialize) -> Result<String, Failure> {
-    const RARE: [&str; 2] = ["response_is_unreadable", "takeover"];
-    let object = serde_json::to_string(object).map_err(Failure::usage)?;
-    let members: Members = serde_json::from_str(&object).map_err(Failure::usage)?;
-    let is_told = |name: &str, value: &Value| {
-        !value.is_null() && (*value != Value::Bool(false) || !RARE.contains(&name))
-    };
-    let members = members.0.into_iter().filter(|(name, value)| is_told(name, value));
-    Ok(table(members.map(|(name, value)| vec![name, text(&value)])))
 }
 
 /// Returns a JSON string without its quotes, and `-` for null.
@@ -137,6 +130,35 @@ fn is_unprintable(char: char) -> bool {
 /// The members of a JSON object in their order, with repeated names.
 #[derive(Debug)]
 pub(crate) struct Members(pub(crate) Vec<(String, Value)>);
+
+impl<const N: usize> From<[(&str, Value); N]> for Members {
+    fn from(members: [(&str, Value); N]) -> Self {
+        Self(members.map(|(name, value)| (name.to_owned(), value)).into())
+    }
+}
+
+impl Members {
+    pub(crate) fn get(&self, name: &str) -> &Value {
+        let member = self.0.iter().find(|(member, _)| member == name);
+        member.map_or(&Value::Null, |(_, value)| value)
+    }
+
+    /// Returns a line for each member that is not null, and none for a rare fact that is not so.
+    pub(crate) fn lines(&self) -> String {
+        const RARE: [&str; 2] = ["response_is_unreadable", "takeover"];
+        let is_told = |(name, value): &&(String, Value)| {
+            !value.is_null() && (*value != Value::Bool(false) || !RARE.contains(&&**name))
+        };
+        let members = self.0.iter().filter(is_told);
+        table(members.map(|(name, value)| vec![name.clone(), text(value)]))
+    }
+}
+
+impl Serialize for Members {
+    fn serialize<S: Serializer>(&self, json: S) -> Result<S::Ok, S::Error> {
+        json.collect_map(self.0.iter().map(|(name, value)| (name, value)))
+    }
+}
 
 impl<'de> Deserialize<'de> for Members {
     fn deserialize<D: Deserializer<'de>>(json: D) -> Result<Self, D::Error> {

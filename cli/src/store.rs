@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use tower_dedup::adapter::inspect::MaintenanceAdapter;
+use tower_dedup::adapter::inspect::{MaintenanceAdapter, Stats};
 use tower_dedup::adapter::{
     PostgresAdapter, PostgresOptions, Purging, RedisAdapter, RedisOptions, SqliteAdapter,
     SqliteOptions,
@@ -23,16 +23,19 @@ use crate::failure::{Failure, NO_TABLE, REFUSED, within};
 
 /// A store, before it is opened.
 pub(crate) enum Target {
-    Known(Box<Known>),
+    Postgres(Box<Postgres>),
+    Sqlite(Box<Sqlite>),
+    Redis(Redis),
     Own(Own),
 }
 
-/// A store of the library, whose table and server the command knows.
-pub(crate) enum Known {
-    Postgres(Postgres),
-    Sqlite(Sqlite),
-    Redis(Redis),
-}
+/// An adapter, and what closes it.
+type Opened = (Arc<dyn MaintenanceAdapter>, Closing);
+type Closing = Pin<Box<dyn Future<Output = ()>>>;
+
+/// Opens a store of the program's author at the URL of the command line.
+pub(crate) type Connect = Box<dyn Fn(String) -> Connecting>;
+type Connecting = Pin<Box<dyn Future<Output = Result<Arc<dyn MaintenanceAdapter>, StoreError>>>>;
 
 /// A store of the program's author.
 pub(crate) struct Own {
@@ -40,11 +43,6 @@ pub(crate) struct Own {
     connect: Connect,
     timeout: Duration,
 }
-
-/// Opens a store of the program's author at the URL of the command line.
-pub(crate) type Connect = Box<dyn Fn(String) -> Connecting>;
-pub(crate) type Connecting =
-    Pin<Box<dyn Future<Output = Result<Arc<dyn MaintenanceAdapter>, StoreError>>>>;
 
 pub(crate) struct Postgres {
     options: PostgresOptions,
@@ -111,22 +109,22 @@ pub(crate) struct PgTable {
 impl Target {
     /// Reads the URL, unless it is for a store of one's own. Connects to nothing.
     pub(crate) fn new(url: &str, timeout: Duration, own: Option<Connect>) -> Result<Self, Failure> {
-        match own {
-            _ if url.is_empty() => {
-                Err(Failure::usage("no store is given: set --store or TOWER_DEDUP_STORE"))
-            }
-            Some(connect) => Ok(Self::Own(Own { url: url.to_owned(), connect, timeout })),
-            None => Known::new(url, timeout).map(|known| Self::Known(known.into())),
+        if url.is_empty() {
+            return Err(Failure::usage("no store is given: set --store or TOWER_DEDUP_STORE"));
         }
-    }
-
-    /// Returns the store if its table and its server are known.
-    pub(crate) fn known(&self) -> Result<&Known, Failure> {
-        match self {
-            Self::Known(known) => Ok(known),
-            Self::Own(_) => Err(Failure::usage(
-                "this program has a store of its own: `doctor` and `migrate` know only those of tower-dedup",
-            )),
+        if let Some(connect) = own {
+            return Ok(Self::Own(Own { url: url.to_owned(), connect, timeout }));
+        }
+        let scheme = url.split(':').next().unwrap_or_default();
+        let is_postgres = matches!(scheme, "postgres" | "postgresql");
+        match scheme.split('+').next().unwrap_or_default() {
+            _ if is_postgres => Ok(Self::Postgres(Postgres::new(url, timeout)?.into())),
+            "sqlite" => Ok(Self::Sqlite(Sqlite::new(url, timeout)?.into())),
+            "redis" | "rediss" | "valkey" | "valkeys" => Ok(Self::Redis(Redis::new(url, timeout))),
+            "memory" => Err(Failure::usage("a memory store exists only in its own process")),
+            _ => {
+                Err(Failure::usage("the store is no URL of the kind sqlite:, postgres: or redis:"))
+            }
         }
     }
 
@@ -136,43 +134,26 @@ impl Target {
         access: Access,
         work: impl AsyncFnOnce(&dyn MaintenanceAdapter) -> Result<T, Failure>,
     ) -> Result<T, Failure> {
-        match self {
-            Self::Known(known) => match &**known {
-                Known::Postgres(postgres) => postgres.with(work).await,
-                Known::Sqlite(sqlite) => sqlite.with(access, work).await,
-                Known::Redis(redis) => redis.with(async |adapter| work(adapter).await).await,
-            },
-            Self::Own(own) => own.with(work).await,
-        }
-    }
-}
-
-impl Own {
-    async fn with<T>(
-        &self,
-        work: impl AsyncFnOnce(&dyn MaintenanceAdapter) -> Result<T, Failure>,
-    ) -> Result<T, Failure> {
-        let connecting = (self.connect)(self.url.clone());
-        let adapter = within(self.timeout, async { Ok(connecting.await?) }).await?;
+        let (adapter, closing) = match self {
+            Self::Postgres(postgres) => postgres.open().await?,
+            Self::Sqlite(sqlite) => sqlite.open(access).await?,
+            Self::Redis(redis) => {
+                let adapter: Arc<dyn MaintenanceAdapter> = Arc::new(redis.open().await?);
+                (adapter.clone(), closing(adapter, redis.timeout))
+            }
+            Self::Own(own) => {
+                let connecting = (own.connect)(own.url.clone());
+                let adapter = within(own.timeout, async { Ok(connecting.await?) }).await?;
+                (adapter.clone(), closing(adapter, own.timeout))
+            }
+        };
         let done = work(&*adapter).await;
-        let _ = tokio::time::timeout(self.timeout, adapter.close()).await;
+        closing.await;
         done
     }
-}
 
-impl Known {
-    fn new(url: &str, timeout: Duration) -> Result<Self, Failure> {
-        let scheme = url.split(':').next().unwrap_or_default();
-        let is_postgres = matches!(scheme, "postgres" | "postgresql");
-        match scheme.split('+').next().unwrap_or_default() {
-            _ if is_postgres => Postgres::new(url, timeout).map(Self::Postgres),
-            "sqlite" => Sqlite::new(url, timeout).map(Self::Sqlite),
-            "redis" | "rediss" | "valkey" | "valkeys" => Ok(Self::Redis(Redis::new(url, timeout))),
-            "memory" => Err(Failure::usage("a memory store exists only in its own process")),
-            _ => {
-                Err(Failure::usage("the store is no URL of the kind sqlite:, postgres: or redis:"))
-            }
-        }
+    pub(crate) async fn stats(&self) -> Result<Stats, Failure> {
+        self.with(Access::Read, async |store| Ok(store.stats().await?)).await
     }
 
     pub(crate) async fn table_state(&self) -> Result<TableState, Failure> {
@@ -181,7 +162,8 @@ impl Known {
             Self::Sqlite(sqlite) if !sqlite.path().exists() => Ok(TableState::Missing),
             Self::Sqlite(sqlite) => sqlite.table(&mut sqlite.connect().await?).await,
             // It has no table. A server that is away is an error here too.
-            Self::Redis(redis) => redis.with(async |_| Ok(TableState::Current)).await,
+            Self::Redis(_) => self.with(Access::Read, async |_| Ok(TableState::Current)).await,
+            Self::Own(_) => Err(Failure::own_store()),
         }
     }
 
@@ -201,21 +183,25 @@ impl Known {
                 adapter.close().await;
                 Ok(migrated?)
             }
-            Self::Redis(_) => Ok(()),
+            Self::Redis(_) | Self::Own(_) => Ok(()),
         }
     }
 
-    pub(crate) fn schema_sql(&self) -> Vec<String> {
+    pub(crate) fn schema_sql(&self) -> Result<Vec<String>, Failure> {
         match self {
-            Self::Postgres(postgres) => postgres.adapter(&postgres.pool()).schema_sql(),
-            Self::Sqlite(sqlite) => sqlite.adapter(&sqlite.pool(Access::Write)).schema_sql(),
-            Self::Redis(_) => Vec::new(),
+            Self::Postgres(postgres) => Ok(postgres.adapter(&postgres.pool()).schema_sql()),
+            Self::Sqlite(sqlite) => Ok(sqlite.adapter(&sqlite.pool(Access::Write)).schema_sql()),
+            Self::Redis(_) => Ok(Vec::new()),
+            Self::Own(_) => Err(Failure::own_store()),
         }
     }
+}
 
-    pub(crate) fn is_redis(&self) -> bool {
-        matches!(self, Self::Redis(_))
-    }
+/// Closes an adapter. The network may be silent.
+fn closing(adapter: Arc<dyn MaintenanceAdapter>, timeout: Duration) -> Closing {
+    Box::pin(async move {
+        let _ = tokio::time::timeout(timeout, adapter.close()).await;
+    })
 }
 
 impl Postgres {
@@ -290,18 +276,17 @@ impl Postgres {
         Ok(if is_current { TableState::Current } else { TableState::Older })
     }
 
-    /// Does this work on an adapter that does not make the table.
-    pub(crate) async fn with<T>(
-        &self,
-        work: impl AsyncFnOnce(&dyn MaintenanceAdapter) -> Result<T, Failure>,
-    ) -> Result<T, Failure> {
-        let connection = self.connect().await?;
-        let _ = tokio::time::timeout(self.timeout, connection.close()).await;
+    /// Opens an adapter that does not make the table.
+    async fn open(&self) -> Result<Opened, Failure> {
+        let (connection, timeout) = (self.connect().await?, self.timeout);
+        let _ = tokio::time::timeout(timeout, connection.close()).await;
         let pool = self.pool();
-        let done = work(&self.adapter(&pool)).await;
+        let adapter = Arc::new(self.adapter(&pool));
         // The network may be silent. The server ends a connection whose process has ended.
-        let _ = tokio::time::timeout(self.timeout, pool.close()).await;
-        done
+        let closing = async move {
+            let _ = tokio::time::timeout(timeout, pool.close()).await;
+        };
+        Ok((adapter, Box::pin(closing)))
     }
 }
 
@@ -369,11 +354,7 @@ impl Sqlite {
         Ok(if is_current { TableState::Current } else { TableState::Older })
     }
 
-    pub(crate) async fn with<T>(
-        &self,
-        access: Access,
-        work: impl AsyncFnOnce(&dyn MaintenanceAdapter) -> Result<T, Failure>,
-    ) -> Result<T, Failure> {
+    async fn open(&self, access: Access) -> Result<Opened, Failure> {
         let mut connection = self.connect().await?;
         let state = self.table(&mut connection).await?;
         connection.close().await?;
@@ -381,11 +362,13 @@ impl Sqlite {
             return Err(Failure::new(REFUSED, NO_TABLE));
         }
         let pool = self.pool(access);
-        let adapter = self.adapter(&pool);
-        let done = work(&adapter).await;
-        adapter.close().await;
-        pool.close().await;
-        done
+        let adapter = Arc::new(self.adapter(&pool));
+        let opened = adapter.clone();
+        let closing = async move {
+            adapter.close().await;
+            pool.close().await;
+        };
+        Ok((opened, Box::pin(closing)))
     }
 }
 
@@ -400,15 +383,9 @@ impl Redis {
         Self { url: url.to_owned(), options, timeout }
     }
 
-    pub(crate) async fn with<T>(
-        &self,
-        work: impl AsyncFnOnce(&RedisAdapter) -> Result<T, Failure>,
-    ) -> Result<T, Failure> {
+    pub(crate) async fn open(&self) -> Result<RedisAdapter, Failure> {
         let connect = RedisAdapter::connect_with(&self.url, self.options.clone());
-        let adapter = within(self.timeout, async { Ok(connect.await?) }).await?;
-        let done = work(&adapter).await;
-        let _ = tokio::time::timeout(self.timeout, adapter.close()).await;
-        done
+        within(self.timeout, async { Ok(connect.await?) }).await
     }
 }
 
@@ -438,14 +415,14 @@ mod tests {
         let service = SqliteAdapter::connect(&url).await.unwrap();
         service.migrate().await.unwrap();
         service.close().await;
-        let sqlite = Sqlite::new(&url, Duration::from_secs(10)).ok().unwrap();
+        let target = Target::new(&url, Duration::from_secs(10), None).ok().unwrap();
+        let Target::Sqlite(sqlite) = &target else { panic!("a file") };
         let mut connection = sqlite.connect().await.ok().unwrap();
         let state = sqlite.table(&mut connection).await;
         assert_eq!(state.ok(), Some(TableState::Current));
         let before = locks(&sqlite.path());
         assert!(before > 0, "WAL mode holds a lock");
-        let read = async |store: &dyn MaintenanceAdapter| Ok(store.stats().await?.rows);
-        assert_eq!(sqlite.with(Access::Read, read).await.ok(), Some(0));
+        assert_eq!(target.stats().await.map(|stats| stats.rows).ok(), Some(0));
         assert_eq!(locks(&sqlite.path()), before);
     }
 }

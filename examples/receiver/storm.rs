@@ -38,11 +38,16 @@ use std::iter;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use axum::body::{self, Body, Bytes};
+use axum::http::{HeaderMap, Request, StatusCode, Uri};
 use backon::{ExponentialBuilder, Retryable};
 use clap::Parser;
 use futures_util::{StreamExt, stream};
-use reqwest::{Client, Url};
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::client::legacy::{Client, Error as ClientError};
+use hyper_util::rt::TokioExecutor;
 use serde::Deserialize;
+use tokio::time::timeout;
 
 /// The time limit of a request; many senders have a shorter one.
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -59,7 +64,7 @@ struct Options {
         value_name = "URL",
         default_value = "http://127.0.0.1:3000/webhooks/standard-webhooks"
     )]
-    urls: Vec<Url>,
+    urls: Vec<Uri>,
     /// The number of events.
     #[arg(long, default_value_t = 1_000)]
     keys: usize,
@@ -121,8 +126,8 @@ async fn run(options: Options) -> Result<bool, Box<dyn Error>> {
 
 struct Storm {
     options: Options,
-    client: Client,
-    effects: Url,
+    client: Client<HttpConnector, Body>,
+    effects: Uri,
     /// The number of requests so far, which selects the next URL.
     sent: Cell<usize>,
     /// The prefix of all ids of this run.
@@ -145,6 +150,13 @@ struct Tally {
 
 struct NotAcknowledged;
 
+/// Why there is no response.
+enum Unanswered {
+    NoConnection,
+    Broken,
+    Timeout,
+}
+
 /// An effect, as the receiver lists it.
 #[derive(Deserialize)]
 struct Effect {
@@ -159,12 +171,12 @@ struct Verdict {
 
 impl Storm {
     fn new(options: Options) -> Result<Self, Box<dyn Error>> {
-        let client = Client::builder()
-            .timeout(TIMEOUT)
+        let client = Client::builder(TokioExecutor::new())
             .pool_max_idle_per_host(options.concurrency)
-            .no_proxy()
-            .build()?;
-        let effects = options.urls.first().ok_or("no URL")?.join("/effects")?;
+            .build_http();
+        let mut effects = options.urls.first().ok_or("no URL")?.clone().into_parts();
+        effects.path_and_query = Some("/effects".parse()?);
+        let effects = Uri::from_parts(effects)?;
         let tally = Tally { acknowledged: vec![false; options.keys], ..Tally::default() };
         let prefix = format!("storm_{:016x}_", rand::random::<u64>());
         let (tally, sent) = (RefCell::new(tally), Cell::new(0));
@@ -172,7 +184,7 @@ impl Storm {
     }
 
     /// Returns the URL of the next request.
-    fn url(&self) -> Url {
+    fn url(&self) -> Uri {
         let sent = self.sent.get();
         self.sent.set(sent.wrapping_add(1));
         self.options.urls[sent % self.options.urls.len()].clone()
@@ -194,32 +206,23 @@ impl Storm {
     /// Sends one request and counts its response.
     async fn request(&self, key: usize) -> Result<(), NotAcknowledged> {
         let id = self.id(key);
-        let request = self
-            .client
-            .post(self.url())
+        let request = Request::post(self.url())
             .header("webhook-id", &id)
             .header("x-github-delivery", &id)
             .header("content-type", "application/json")
-            .body(format!(r#"{{"id": "{id}", "type": "storm"}}"#));
+            .body(format!(r#"{{"id": "{id}", "type": "storm"}}"#).into())
+            .expect("a request");
         let started = Instant::now();
-        // Reads the empty body too, so that the connection can be reused.
-        let response = match request.send().await {
-            Ok(response) => {
-                let result = response.headers().get("x-dedup-result");
-                let result = result.and_then(|value| value.to_str().ok()).map(str::to_owned);
-                let status = response.status();
-                response.bytes().await.map(|_| (status, result))
-            }
-            Err(error) => Err(error),
-        };
+        let response = self.send(request).await;
         let took = started.elapsed();
 
         let mut tally = self.tally.borrow_mut();
         tally.sent += 1;
         let failure = match response {
-            Ok((status, result)) => {
+            Ok((status, headers, _)) => {
                 tally.latencies.add(took);
-                match (status.is_success(), result.as_deref()) {
+                let result = headers.get("x-dedup-result").and_then(|value| value.to_str().ok());
+                match (status.is_success(), result) {
                     (true, Some("duplicate")) => {
                         tally.duplicate += 1;
                         return Ok(());
@@ -236,40 +239,47 @@ impl Storm {
                     (false, None) => status.as_u16().to_string(),
                 }
             }
-            Err(error) if error.is_timeout() => "timeout".to_owned(),
-            Err(error) if error.is_connect() => "no connection".to_owned(),
-            Err(_) => "connection broken".to_owned(),
+            Err(why) => why.in_words().to_owned(),
         };
         *tally.failed.entry(failure).or_default() += 1;
         Err(NotAcknowledged)
     }
 
+    /// Reads an empty body, too, so that the connection can be reused.
+    async fn send(
+        &self,
+        request: Request<Body>,
+    ) -> Result<(StatusCode, HeaderMap, Bytes), Unanswered> {
+        let exchange = async {
+            let (head, body) = self.client.request(request).await?.into_parts();
+            let body = body::to_bytes(Body::new(body), usize::MAX).await;
+            Ok((head.status, head.headers, body.map_err(|_| Unanswered::Broken)?))
+        };
+        timeout(TIMEOUT, exchange).await.unwrap_or(Err(Unanswered::Timeout))
+    }
+
     /// Returns the effects of this run and of earlier runs.
     async fn effects(&self) -> Result<Vec<Effect>, Box<dyn Error>> {
         let read = || async {
-            let response = self.client.get(self.effects.clone()).send().await?;
-            response.error_for_status()?.json().await
+            let request = Request::get(&self.effects).body(Body::empty()).expect("a request");
+            match self.send(request).await {
+                Ok((StatusCode::OK, _, effects)) => Ok(effects),
+                Ok((status, ..)) => Err((status.is_server_error(), status.to_string())),
+                Err(Unanswered::NoConnection) => Err((true, "no receiver listens there".into())),
+                Err(why) => Err((false, why.in_words().into())),
+            }
         };
         let effects = read
             .retry(backoff())
-            .when(|error: &reqwest::Error| {
-                let is_transient = error.is_connect()
-                    || error.status().is_some_and(|status| status.is_server_error());
-                self.options.until_acknowledged && is_transient
-            })
+            .when(|(is_transient, _)| self.options.until_acknowledged && *is_transient)
             .await;
-        effects.map_err(|error| {
-            let why = if error.is_connect() {
-                "no receiver listens there".into()
-            } else {
-                error.to_string()
-            };
+        let effects = effects.map_err(|(_, why)| {
             format!(
                 "cannot read {}: {why} (`cargo run --example receiver` starts a receiver)",
                 self.effects
             )
-            .into()
-        })
+        })?;
+        Ok(serde_json::from_slice(&effects)?)
     }
 
     fn verdict(&self, effects: &[Effect]) -> Verdict {
@@ -312,6 +322,22 @@ impl Storm {
         row("latency p50", ms(tally.latencies.percentile(50)));
         row("latency p99", ms(tally.latencies.percentile(99)));
         table
+    }
+}
+
+impl From<ClientError> for Unanswered {
+    fn from(error: ClientError) -> Self {
+        if error.is_connect() { Self::NoConnection } else { Self::Broken }
+    }
+}
+
+impl Unanswered {
+    fn in_words(&self) -> &'static str {
+        match self {
+            Self::NoConnection => "no connection",
+            Self::Broken => "connection broken",
+            Self::Timeout => "timeout",
+        }
     }
 }
 

@@ -5,9 +5,10 @@ use std::error::Error;
 use std::future::Future;
 use std::io::{self, IsTerminal};
 
+use tracing_subscriber::filter::Targets;
 use tracing_subscriber::layer::{Identity, SubscriberExt};
 use tracing_subscriber::util::SubscriberInitExt;
-use tracing_subscriber::{EnvFilter, Layer, Registry};
+use tracing_subscriber::{Layer, Registry};
 
 /// Logs to stderr, filtered by `RUST_LOG` or by this default.
 pub(crate) fn log(default: &str) {
@@ -17,7 +18,9 @@ pub(crate) fn log(default: &str) {
 /// Logs to stderr and to another layer, both filtered by `RUST_LOG` or by this default. `LOG_FORMAT=json`
 /// makes each record a line of JSON.
 pub(crate) fn log_and(default: &str, other: impl Layer<Registry> + Send + Sync) {
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(default));
+    // `EnvFilter` compiles regular expressions, for filters by span.
+    let filter = std::env::var("RUST_LOG").ok().and_then(|filter| filter.parse::<Targets>().ok());
+    let filter = filter.unwrap_or_else(|| default.parse().expect("targets with levels"));
     let stderr = tracing_subscriber::fmt::layer()
         .with_writer(io::stderr)
         .with_ansi(io::stderr().is_terminal());

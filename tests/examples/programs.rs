@@ -22,7 +22,7 @@ pub(super) fn example(name: &str) -> Command {
     let test = std::env::current_exe().unwrap();
     let profile = test.ancestors().nth(2).unwrap();
     let path: PathBuf = profile.join("examples").join(format!("{name}{EXE_SUFFIX}"));
-    assert!(path.exists(), "{} is missing: cargo build --examples", path.display());
+    assert!(path.exists(), "{} is missing: cargo build --examples --profile test", path.display());
     program(&path)
 }
 

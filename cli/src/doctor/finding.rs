@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use serde::Serialize;
 use serde_json::json;
-use tower_dedup::adapter::inspect::{MaintenanceAdapter, PURGE_GRACE, Stats};
+use tower_dedup::adapter::inspect::PURGE_GRACE;
 
 use crate::failure::Failure;
 use crate::output::text;
-use crate::store::TableState;
+use crate::store::{TableState, Target};
 
 /// A service purges every ten minutes, unless its options say otherwise. A lag beyond this means that nothing purges.
 const LONGEST_LAG: Duration = PURGE_GRACE.saturating_add(Duration::from_secs(24 * 3_600));
@@ -80,12 +80,8 @@ pub(super) fn table(state: &Result<TableState, Failure>) -> Finding {
     Finding::ok("table", "").error(Some(found), advice)
 }
 
-pub(super) async fn stats(store: &dyn MaintenanceAdapter) -> Result<Stats, Failure> {
-    Ok(store.stats().await?)
-}
-
-pub(super) fn purge(stats: Result<Stats, Failure>) -> Finding {
-    let lag = match stats {
+pub(super) async fn purge(target: &Target) -> Finding {
+    let lag = match target.stats().await {
         Ok(stats) => stats.oldest_expired.unwrap_or_default(),
         Err(Failure { message, .. }) => {
             let found = format!("the statistics cannot be read: {message}");

@@ -7,22 +7,23 @@ mod redis;
 mod sqlite;
 
 use crate::failure::Failure;
-use crate::output::{Output, table, write};
-use crate::store::Known;
+use crate::output::{Output, table, write, write_json};
+use crate::store::Target;
 use finding::{Finding, Level};
 
 /// Returns `false` if a finding is an error.
-pub(crate) async fn doctor(target: &Known, output: Output) -> Result<bool, Failure> {
+pub(crate) async fn doctor(target: &Target, output: Output) -> Result<bool, Failure> {
     let findings = match target {
-        Known::Postgres(postgres) => postgres::findings(postgres).await?,
-        Known::Sqlite(sqlite) => sqlite::findings(sqlite).await?,
-        Known::Redis(redis) => redis::findings(redis).await?,
+        Target::Postgres(postgres) => postgres::findings(target, postgres).await?,
+        Target::Sqlite(sqlite) => sqlite::findings(target, sqlite).await?,
+        Target::Redis(redis) => redis::findings(redis).await?,
+        Target::Own(_) => return Err(Failure::own_store()),
     };
     let count = |level| findings.iter().filter(|finding| finding.level == level).count();
     let (errors, warnings) = (count(Level::Error), count(Level::Warning));
     if output.json {
         for finding in &findings {
-            output.print(finding)?;
+            write_json(finding)?;
         }
     } else {
         let lines = table(findings.iter().flat_map(Finding::rows));

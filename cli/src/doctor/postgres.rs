@@ -2,9 +2,12 @@
 
 use super::finding::{self, Finding};
 use crate::failure::Failure;
-use crate::store::{Facts, PgTable, Postgres, TableState};
+use crate::store::{Facts, PgTable, Postgres, TableState, Target};
 
-pub(super) async fn findings(postgres: &Postgres) -> Result<Vec<Finding>, Failure> {
+pub(super) async fn findings(
+    target: &Target,
+    postgres: &Postgres,
+) -> Result<Vec<Finding>, Failure> {
     let (facts, state) = postgres.look().await?;
     let mut findings = vec![tls(facts.tls, facts.is_local), primary(&facts), durability(&facts)];
     let is_unlogged = facts.table.as_ref().is_some_and(|table| table.is_unlogged);
@@ -14,7 +17,7 @@ pub(super) async fn findings(postgres: &Postgres) -> Result<Vec<Finding>, Failur
     ));
     findings.extend(facts.table.iter().flat_map(|table| [rights(table), index(table)]));
     if matches!(state, Ok(TableState::Current)) {
-        findings.push(finding::purge(postgres.with(finding::stats).await));
+        findings.push(finding::purge(target).await);
     }
     Ok(findings)
 }

@@ -21,10 +21,11 @@ const NAMESPACE: &str = "tower-dedup.doctor";
 const RETENTION: Duration = Duration::from_secs(60);
 
 pub(super) async fn findings(redis: &Redis) -> Result<Vec<Finding>, Failure> {
-    let checks = async |adapter: &RedisAdapter| {
-        within(redis.timeout * 6, async { Ok(checks(&redis.url, adapter).await?) }).await
-    };
-    redis.with(checks).await
+    let adapter = redis.open().await?;
+    let checks = async { Ok(checks(&redis.url, &adapter).await?) };
+    let findings = within(redis.timeout * 6, checks).await;
+    let _ = tokio::time::timeout(redis.timeout, adapter.close()).await;
+    findings
 }
 
 async fn checks(url: &str, adapter: &RedisAdapter) -> Result<Vec<Finding>, StoreError> {

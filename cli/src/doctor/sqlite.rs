@@ -11,7 +11,7 @@ use tower_dedup::sqlx::sqlite::SqliteConnection;
 
 use super::finding::{self, Finding};
 use crate::failure::Failure;
-use crate::store::{Access, Sqlite, TableState};
+use crate::store::{Sqlite, TableState, Target};
 
 /// File systems of a network: WAL mode needs memory that all processes share.
 #[rustfmt::skip]
@@ -20,7 +20,7 @@ const NETWORK: [&str; 12] = [
     "fuse.sshfs",
 ];
 
-pub(super) async fn findings(sqlite: &Sqlite) -> Result<Vec<Finding>, Failure> {
+pub(super) async fn findings(target: &Target, sqlite: &Sqlite) -> Result<Vec<Finding>, Failure> {
     let path = sqlite.path();
     if !path.exists() {
         // The same error as of every other command.
@@ -34,7 +34,7 @@ pub(super) async fn findings(sqlite: &Sqlite) -> Result<Vec<Finding>, Failure> {
             let state = sqlite.table(&mut connection).await;
             findings.push(finding::table(&state));
             if matches!(state, Ok(TableState::Current)) {
-                findings.push(finding::purge(sqlite.with(Access::Read, finding::stats).await));
+                findings.push(finding::purge(target).await);
             }
             findings.push(damage(sqlite, connection).await);
         }

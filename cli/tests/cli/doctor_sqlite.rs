@@ -76,6 +76,7 @@ async fn damaged_file() {
 
     fs::write(&path, "not a database".repeat(100)).unwrap();
     doctor(&url).await.assert_finding("damage", "error", "not a database");
+    run(&url, &["stats"]).await.assert(4, "not a database");
 }
 
 #[tokio::test]

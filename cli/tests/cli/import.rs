@@ -1,6 +1,5 @@
 //! `import` on every store.
 
-use std::fmt::Write;
 use std::time::{Duration, SystemTime};
 
 use serde_json::Value;
@@ -127,10 +126,9 @@ async fn retention_is_that_of_the_layer_or_of_the_option() {
 async fn latest_of_several_times_of_an_id_counts() {
     let [_, place] = Place::both();
     let place = migrated(place).await;
-    let lines = (0..200).fold(String::new(), |mut lines, id| {
-        let _ = write!(lines, "evt_{id},{}\nevt_{id},{}\n", ago(10 * DAY), ago(0));
-        lines
-    });
+    let (old, now) = (ago(10 * DAY), ago(0));
+    let lines = (0..200).map(|id| format!("evt_{id},{old}\nevt_{id},{now}\n"));
+    let lines = lines.collect::<String>();
     assert_eq!(counts(&import(&place, &lines).await), [200, 200, 0, 0, 0]);
     let keys = place.adapter().await.list(&ListFilter::default(), None, 500).await.unwrap().keys;
     let later = SystemTime::now() + Duration::from_secs(25 * DAY);
@@ -143,12 +141,8 @@ async fn latest_of_several_times_of_an_id_counts() {
 async fn second_run_continues_the_first() {
     let [_, place] = Place::both();
     let place = migrated(place).await;
-    let lines = |ids: std::ops::Range<u64>| {
-        ids.fold(String::new(), |mut lines, id| {
-            let _ = writeln!(lines, "evt_{id},{}", ago(id * 60));
-            lines
-        })
-    };
+    let line = |id| format!("evt_{id},{}\n", ago(id * 60));
+    let lines = |ids: std::ops::Range<u64>| ids.map(line).collect::<String>();
     let first = import(&place, &lines(0..9_000)).await;
     assert_eq!(counts(&first), [9_000, 0, 0, 0, 0]);
     let all = import(&place, &lines(0..18_000)).await;

@@ -3,7 +3,6 @@
 use crate::command::{command, end_of, run};
 use crate::support::postgres::shared;
 use crate::support::redis::shared as shared_redis;
-use crate::support::sqlite_url;
 
 const SECRET: &str = "s3cr3t-p4ssw0rd";
 
@@ -56,44 +55,32 @@ async fn no_error_contains_the_password_of_the_url() {
     }
 }
 
-#[tokio::test]
-async fn help_and_usage_errors_do_not_print_the_environment() {
-    let url = format!("postgres://app:{SECRET}@host/app");
-    for (args, code) in [
-        (&["--help"][..], 0),
-        (&["get", "--help"], 0),
-        (&["--version"], 0),
-        (&["get"], 2),
-        (&["no-such-command"], 2),
-        (&["list", "--since", "soon"], 2),
-        (&["stats", "--timeout", "0s"], 2),
-    ] {
-        let ran = run(&url, args).await;
-        assert_eq!(ran.code, code, "{ran:?}");
-        assert!(!ran.said().contains(SECRET), "{ran:?}");
-    }
-    run(&url, &["--help"]).await.assert(0, "Exit codes:");
-}
-
 /// An argument that is not where it belongs is part of the error of the command line.
 #[tokio::test]
-async fn url_in_the_wrong_place_is_not_printed() {
+async fn help_and_usage_errors_print_no_url() {
     let url = &*format!("postgres://app:{SECRET}@host/app");
-    for args in [
-        &[url, "stats"][..],
-        &["stats", url],
-        &["purge", "--keys-per-statement", url],
-        &["stats", "--timeout", url],
-        &["list", "--state", url],
-        &["key", url],
-        &["key", "github", url],
+    for (args, code, words) in [
+        (&["--help"][..], 0, "Exit codes:"),
+        (&["get", "--help"], 0, "Usage:"),
+        (&["--version"], 0, "tower-dedup"),
+        (&[], 2, "Usage: tower-dedup"),
+        (&["get"], 2, "Usage:"),
+        (&["no-such-command"], 2, "Usage:"),
+        (&["list", "--since", "soon"], 2, "soon"),
+        (&["stats", "--timeout", "0s"], 2, "0s"),
+        (&[url, "stats"], 2, "URL"),
+        (&["stats", url], 2, "URL"),
+        (&["purge", "--keys-per-statement", url], 2, "URL"),
+        (&["stats", "--timeout", url], 2, "URL"),
+        (&["list", "--state", url], 2, "URL"),
+        (&["key", url], 2, "URL"),
+        (&["key", "github", url], 2, "URL"),
     ] {
-        let ran = run("", args).await;
-        assert_eq!((ran.code, &*ran.stdout), (2, ""), "{args:?}: {ran:?}");
+        let ran = run(url, args).await;
+        ran.assert(code, words);
         assert!(!ran.said().contains(SECRET), "{ran:?}");
-        assert!(ran.stderr.contains("URL"), "{ran:?}");
+        assert_eq!((ran.stdout.is_empty(), ran.stderr.is_empty()), (code != 0, code == 0));
     }
-    run("", &[]).await.assert(2, "Usage: tower-dedup");
 }
 
 #[tokio::test]
@@ -103,12 +90,4 @@ async fn errors_are_json_if_asked_for() {
     assert_eq!((ran.code, &error["exit_code"]), (3, &serde_json::json!(3)));
     assert!(error["error"].as_str().unwrap().contains("Connection refused"), "{error}");
     assert_eq!(ran.stdout, "");
-}
-
-#[tokio::test]
-async fn file_that_is_no_database_is_refused() {
-    let dir = tempfile::tempdir().unwrap();
-    let url = sqlite_url(dir.path());
-    std::fs::write(dir.path().join("dedup.db"), "not a database".repeat(100)).unwrap();
-    run(&url, &["stats"]).await.assert(4, "not a database");
 }
