@@ -12,6 +12,8 @@ use sqlx::pool::PoolConnection;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 use sqlx::{Connection, Database, Pool, SqlSafeStr, Transaction};
 
+#[cfg(feature = "postgres")]
+use super::terms::Token;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 use crate::error::StoreError;
 
@@ -78,8 +80,8 @@ pub(crate) struct Own {
 #[derive(Debug, Clone)]
 pub(crate) struct Lean {
     pub(crate) sql: Arc<str>,
-    pub(crate) key: [u8; 16],
-    pub(crate) token: [u8; 16],
+    pub(crate) key: u128,
+    pub(crate) token: Token,
     pub(crate) mark: String,
     pub(crate) retention_ms: i64,
     pub(crate) idle_ms: i32,
