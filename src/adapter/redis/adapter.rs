@@ -57,8 +57,12 @@ impl RedisAdapter {
         let prefix = endpoint.prefix.take();
         let options = RedisOptions { prefix: prefix.unwrap_or(options.prefix), ..options };
         let adapter = Self::with_options(RedisClient::of_url(endpoint)?, options)?;
-        adapter.0.connect().await?;
-        Ok(adapter)
+        // Tries once.
+        match adapter.0.live(true).await {
+            Ok(_) => Ok(adapter),
+            Err(Failure::Unfit(fault)) => Err(fault.into()),
+            Err(failure) => Err(failure.into_error("connecting to Redis")),
+        }
     }
 
     /// Returns an adapter over a client of yours: a `redis::Client`, a `SentinelClient` or a `ClusterClient`.

@@ -103,7 +103,14 @@ impl RedisClient {
                 let settings = node.redis_settings().clone();
                 sentinel(nodes, endpoint.master, settings, endpoint.tls).map(Self::from)
             }
-            _ => cluster(nodes).map(Self::from),
+            _ => ClusterClientBuilder::new(nodes)
+                .retries(3)
+                .min_retry_wait(20)
+                .max_retry_wait(200)
+                .overall_response_timeout(None)
+                .tcp_settings(tcp_settings())
+                .build()
+                .map(Self::from),
         };
         client.map_err(|_| ConfigError::url().into())
     }
@@ -151,16 +158,6 @@ impl RedisClient {
         let address = client.get_connection_info().addr().to_string();
         Ok(opened.map(|opened| Connection::Server(opened, address.clone())).collect())
     }
-}
-
-fn cluster(nodes: Vec<ConnectionInfo>) -> RedisResult<ClusterClient> {
-    ClusterClientBuilder::new(nodes)
-        .retries(3)
-        .min_retry_wait(20)
-        .max_retry_wait(200)
-        .overall_response_timeout(None)
-        .tcp_settings(tcp_settings())
-        .build()
 }
 
 fn sentinel(

@@ -112,20 +112,6 @@ impl Slot {
         Arc::new(Self { client, options, servers, state })
     }
 
-    /// Opens a connection, and checks the servers. Tries once.
-    ///
-    /// # Errors
-    ///
-    /// [`ConfigError`](crate::ConfigError) for a server that may not be used;
-    /// [`Unavailable`](crate::StoreErrorKind::Unavailable) if none can be reached.
-    pub(super) async fn connect(self: &Arc<Self>) -> Result<(), StoreError> {
-        match self.live(true).await {
-            Ok(_) => Ok(()),
-            Err(Failure::Unfit(fault)) => Err(fault.into()),
-            Err(failure) => Err(failure.into_error("connecting to Redis")),
-        }
-    }
-
     /// Returns the bound of a call that begins now.
     pub(super) fn bound(&self, context: &'static str) -> Bound {
         Bound { context, deadline: Instant::now() + self.options.call_timeout, is_once: false }
@@ -197,7 +183,7 @@ impl Slot {
 
     /// Returns the open connections. Opens the next ones, if there are none, or if these are in doubt: then a call
     /// that is repeated waits for the next ones.
-    async fn live(self: &Arc<Self>, is_repeated: bool) -> Result<Arc<Live>, Failure> {
+    pub(super) async fn live(self: &Arc<Self>, is_repeated: bool) -> Result<Arc<Live>, Failure> {
         let opening = {
             let mut state = self.state();
             if state.is_closed {
