@@ -202,7 +202,8 @@ impl<L: Ledger> Deduplicator<L> {
         self.ledger.pending_writes().len()
     }
 
-    /// Waits until no completion and no release continues in the background. Call it at shutdown.
+    /// Waits until no completion and no release continues in the background. Await it before the runtime ends, which
+    /// takes them along: see [`DedupHandle::drain`](crate::DedupHandle::drain).
     pub async fn drain(&self) {
         self.ledger.pending_writes().wait().await;
     }

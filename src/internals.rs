@@ -10,8 +10,6 @@ use tokio_util::sync::CancellationToken;
 use crate::adapter::Purging;
 #[cfg(feature = "redis")]
 use crate::adapter::RedisAdapter;
-#[cfg(feature = "testing")]
-use crate::adapter::contract::DedupAdapter;
 #[cfg(any(feature = "postgres", feature = "redis", feature = "sqlite"))]
 use crate::adapter::contract::StoredResponse;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
@@ -24,8 +22,6 @@ use crate::adapter::{SqliteAdapter, SqliteOptions};
 use crate::error::StoreError;
 #[cfg(feature = "testing")]
 use crate::key::{KeyExtractor, KeyPart};
-#[cfg(feature = "testing")]
-use crate::ledger::{Lease, OnArrival};
 use crate::observe;
 #[cfg(feature = "testing")]
 use crate::provider::Preset;
@@ -83,18 +79,6 @@ pub async fn ask_primaries(
 #[must_use]
 pub fn idempotency_key(scope: KeyPart) -> KeyExtractor {
     KeyExtractor::idempotency_key(scope)
-}
-
-/// Returns a ledger for a test that stops a delivery at every point.
-#[cfg(feature = "testing")]
-pub fn lease(adapter: impl DedupAdapter) -> AnyLedger {
-    AnyLedger::of::<Lease>(adapter)
-}
-
-/// Returns a ledger for a test that stops a delivery at every point.
-#[cfg(feature = "testing")]
-pub fn on_arrival(adapter: impl DedupAdapter) -> AnyLedger {
-    AnyLedger::of::<OnArrival>(adapter)
 }
 
 /// Returns the headers of a stored response as the stores of this crate hold them.

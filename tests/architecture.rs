@@ -55,7 +55,7 @@ const LEVELS: &[(&str, Levels)] = &[
             &["terms", "replies"],
             &["contract"],
             &["inspect"],
-            &["transaction"],
+            &["around", "transaction"],
             &["sql"],
             &["memory", "sqlite", "postgres", "redis"],
             &["connect"],

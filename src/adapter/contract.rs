@@ -35,7 +35,6 @@
 
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::Arc;
 
 pub use super::completion::Completion;
 pub use super::replies::{ClaimReply, CompleteReply, RenewReply, Seen};
@@ -301,45 +300,5 @@ impl Abilities {
             return Err(StoreError::new(StoreErrorKind::Unsupported, "claiming keys"));
         }
         Ok(())
-    }
-}
-
-/// Forwards every method.
-impl<A: DedupAdapter + ?Sized> DedupAdapter for Arc<A> {
-    fn abilities(&self) -> Abilities {
-        (**self).abilities()
-    }
-
-    fn claim<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, ClaimReply> {
-        (**self).claim(key, terms)
-    }
-
-    fn release<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, ()> {
-        (**self).release(key, terms)
-    }
-
-    fn renew<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, RenewReply> {
-        (**self).renew(key, terms)
-    }
-
-    fn complete<'a>(
-        &'a self,
-        key: &'a DedupKey,
-        terms: &'a CallTerms,
-    ) -> StoreFuture<'a, CompleteReply> {
-        (**self).complete(key, terms)
-    }
-
-    fn completion(
-        &self,
-        keys: &[DedupKey],
-        terms: &CallTerms,
-        mark: Option<&str>,
-    ) -> Result<Completion, StoreError> {
-        (**self).completion(keys, terms, mark)
-    }
-
-    fn is_complete<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, bool> {
-        (**self).is_complete(key, terms)
     }
 }

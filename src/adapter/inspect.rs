@@ -96,38 +96,6 @@ pub trait MaintenanceAdapter: DedupAdapter {
     fn close(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>>;
 }
 
-/// Forwards every method.
-impl<A: MaintenanceAdapter + ?Sized> MaintenanceAdapter for Arc<A> {
-    fn purge(&self, limit: u32) -> StoreFuture<'_, u64> {
-        (**self).purge(limit)
-    }
-
-    fn forget<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, ForgetReply> {
-        (**self).forget(key)
-    }
-
-    fn get<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, Option<Entry>> {
-        (**self).get(key)
-    }
-
-    fn list<'a>(
-        &'a self,
-        filter: &'a ListFilter,
-        after: Option<&'a str>,
-        limit: u32,
-    ) -> StoreFuture<'a, Listing> {
-        (**self).list(filter, after, limit)
-    }
-
-    fn stats(&self) -> StoreFuture<'_, Stats> {
-        (**self).stats()
-    }
-
-    fn close(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
-        (**self).close()
-    }
-}
-
 /// How long an expired key stays in the store before [`MaintenanceAdapter::purge`] deletes it: one hour.
 ///
 /// The store's clock may be wrong for a while. Once the clock is right again, rows that still exist

@@ -21,6 +21,7 @@
 //! # }).unwrap();
 //! ```
 
+pub(crate) mod around;
 pub(crate) mod completion;
 mod connect;
 pub mod contract;

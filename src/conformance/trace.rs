@@ -10,9 +10,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use futures_util::future::BoxFuture;
-
 use super::store::{HandlerTransaction, RemoteStore, Store, Transactional, runtime};
+use crate::adapter::around::{Around, Call, adapter_around};
 use crate::adapter::contract::{
     Abilities, CallTerms, ClaimReply, CompleteReply, Completion, DedupAdapter, RenewReply,
     StoreFuture,
@@ -182,87 +181,41 @@ pub(super) struct Traced<A: ?Sized> {
     adapter: Arc<A>,
 }
 
-impl<A: ?Sized> Traced<A> {
-    fn noted<'a, T: Debug + 'a>(
+impl<A: ?Sized + Send + Sync> Around for Traced<A> {
+    type Inner = A;
+
+    fn inner(&self) -> &A {
+        &self.adapter
+    }
+
+    fn around<'a, T: Debug + Send + 'a>(
         &'a self,
-        call: impl FnOnce() -> String + Send + 'a,
-        future: StoreFuture<'a, T>,
-    ) -> StoreFuture<'a, T>
-    where
-        A: Send + Sync,
-    {
-        let trace = &*self.trace;
+        call: Call<'a>,
+        make: impl FnOnce(&'a A) -> StoreFuture<'a, T> + Send + 'a,
+    ) -> StoreFuture<'a, T> {
+        let future = make(&self.adapter);
         Box::pin(async move {
-            let number = trace.begin(call());
+            let number = self.trace.begin(text(call));
             let reply = future.await;
-            trace.end(number, &reply);
+            self.trace.end(number, &reply);
             reply
         })
     }
 }
 
-macro_rules! noted {
-    ($($method:ident -> $reply:ty),+) => {$(
-        fn $method<'a>(
-            &'a self,
-            key: &'a DedupKey,
-            terms: &'a CallTerms,
-        ) -> StoreFuture<'a, $reply> {
-            let (token, permanence) = (terms.token(), terms.permanence());
-            let call = move || {
-                let (namespace, id) = (key.namespace(), key.id());
-                format!("{} {namespace} {id:?}, {token:?} {permanence:?}", stringify!($method))
-            };
-            self.noted(call, self.adapter.$method(key, terms))
+fn text(call: Call<'_>) -> String {
+    match call {
+        Call::Delivery(method, key, terms) => {
+            let (namespace, id) = (key.namespace(), key.id());
+            format!("{method} {namespace} {id:?}, {:?} {:?}", terms.token(), terms.permanence())
         }
-    )+};
-}
-
-impl<A: DedupAdapter + ?Sized> DedupAdapter for Traced<A> {
-    fn abilities(&self) -> Abilities {
-        self.adapter.abilities()
-    }
-
-    noted!(claim -> ClaimReply, release -> (), renew -> RenewReply, complete -> CompleteReply, is_complete -> bool);
-
-    fn completion(
-        &self,
-        keys: &[DedupKey],
-        terms: &CallTerms,
-        mark: Option<&str>,
-    ) -> Result<Completion, StoreError> {
-        self.adapter.completion(keys, terms, mark)
+        Call::Operator(method, key) => format!("{method} {:?}", key.id()),
+        Call::Purge(limit) => format!("purge {limit}"),
+        Call::List(filter, after, limit) => {
+            format!("list after {after:?}, at most {limit}, {filter:?}")
+        }
+        Call::Stats => "stats".to_owned(),
     }
 }
 
-impl<A: MaintenanceAdapter + ?Sized> MaintenanceAdapter for Traced<A> {
-    fn purge(&self, limit: u32) -> StoreFuture<'_, u64> {
-        self.noted(move || format!("purge {limit}"), self.adapter.purge(limit))
-    }
-
-    fn forget<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, ForgetReply> {
-        self.noted(move || format!("forget {:?}", key.id()), self.adapter.forget(key))
-    }
-
-    fn get<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, Option<Entry>> {
-        self.noted(move || format!("get {:?}", key.id()), self.adapter.get(key))
-    }
-
-    fn list<'a>(
-        &'a self,
-        filter: &'a ListFilter,
-        after: Option<&'a str>,
-        limit: u32,
-    ) -> StoreFuture<'a, Listing> {
-        let call = move || format!("list after {after:?}, at most {limit}, {filter:?}");
-        self.noted(call, self.adapter.list(filter, after, limit))
-    }
-
-    fn stats(&self) -> StoreFuture<'_, Stats> {
-        self.noted(|| "stats".to_owned(), self.adapter.stats())
-    }
-
-    fn close(&self) -> BoxFuture<'_, ()> {
-        self.adapter.close()
-    }
-}
+adapter_around!(Traced: ?Sized);

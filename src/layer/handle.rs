@@ -77,6 +77,9 @@ impl DedupHandle {
     /// It does not refuse new deliveries: stop accepting connections first. It has no bound of its
     /// own. It waits for the slowest handler and, while the store does not reply, for the bound of the
     /// last write, ten minutes.
+    ///
+    /// Await it before the runtime ends, which takes the pending writes along. On arrival, an event whose claim
+    /// is not released then is lost; under a lease, its key is free when the lease lapses.
     pub async fn drain(&self) {
         self.gate.tasks.wait().await;
         self.pending_writes.wait().await;

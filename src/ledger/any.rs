@@ -27,7 +27,8 @@ use crate::key::{Event, Keys, List};
 pub struct AnyLedger(Arc<Shared>);
 
 impl AnyLedger {
-    pub(crate) fn of<L: Ledger>(adapter: impl DedupAdapter) -> Self {
+    /// Makes the ledger of this kind over a store.
+    pub fn of<L: Ledger>(adapter: impl DedupAdapter) -> Self {
         Self(Arc::new(Shared::new(L::PERMANENT, Arc::new(adapter))))
     }
 

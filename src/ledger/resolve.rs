@@ -313,6 +313,7 @@ mod tests {
     fn second_identity_is_claimed_first_and_its_key_after_it() {
         let (events, first) = flat(&["a+s", "b+t", "c+u", "d+v", "e+w", "f"]);
         assert_eq!(*first, ["f", "s", "t", "u", "v", "w"].map(key));
+        assert_eq!(*identities(&events[4..]), ["e", "f", "w"].map(key));
         let mut replies = of(&[
             ("f", FIRST),
             ("s", FIRST),
@@ -356,14 +357,6 @@ mod tests {
     }
 
     #[test]
-    fn key_runs_beside_its_complete_second_identity_and_leaves_that_alone() {
-        let replies = of(&[("s", complete_for("a")), ("a", FIRST)]);
-        let resolution = resolve(&flat(&["a+s"]).0, &replies, &terms());
-        assert_eq!((resolution.new.len(), &*resolution.held), (1, &[key("a")][..]));
-        assert!(resolution.release.is_empty());
-    }
-
-    #[test]
     fn payload_and_response_are_those_of_the_key() {
         let response = StoredResponse::new(Default::default(), Default::default(), "a".into());
         let replies = of(&[("a", complete(Some([1; 32]), Some(Arc::new(response))))]);
@@ -375,13 +368,5 @@ mod tests {
             let stored = resolution.duplicate.unwrap().stored;
             assert_eq!(stored.is_some(), fetch == Fetch::DigestAndResponse);
         }
-    }
-
-    #[test]
-    fn event_that_shares_an_identity_with_an_earlier_event_is_left_out() {
-        let (events, first) = flat(&["a+x", "b+x", "a"]);
-        assert_eq!(*events, ["a+x"].map(event));
-        assert_eq!(*first, ["x"].map(key));
-        assert_eq!(*identities(&events), ["a", "x"].map(key));
     }
 }

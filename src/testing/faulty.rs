@@ -2,12 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::future::Future;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-
-use futures_util::future::BoxFuture;
+use std::future::pending;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::adapter::TransactionAdapter;
+use crate::adapter::around::{Around, Call, adapter_around};
 use crate::adapter::contract::{
     Abilities, CallTerms, ClaimReply, CompleteReply, Completion, DedupAdapter, Fetch, RenewReply,
     StoreFuture,
@@ -58,7 +57,7 @@ const CALLS: usize = 6;
 
 /// Wraps an adapter, and gives its calls the faults that a test sets.
 ///
-/// Not `Clone`: share the adapter in an [`Arc`], which is an adapter too.
+/// Not `Clone`: share the adapter in an [`Arc`](std::sync::Arc), which is an adapter too.
 ///
 /// # Example
 ///
@@ -83,7 +82,7 @@ const CALLS: usize = 6;
 /// # });
 /// ```
 pub struct FaultyAdapter<A> {
-    inner: Arc<A>,
+    inner: A,
     calls: Mutex<[Calls; CALLS]>,
 }
 
@@ -108,7 +107,7 @@ impl<A> FaultyAdapter<A> {
     /// Wraps an adapter. There are no faults until one is set.
     #[must_use]
     pub fn new(inner: A) -> Self {
-        Self { inner: Arc::new(inner), calls: Mutex::default() }
+        Self { inner, calls: Mutex::default() }
     }
 
     /// Sets the fault of every later call of one kind. [`Fault::None`] ends it.
@@ -153,29 +152,6 @@ impl<A> FaultyAdapter<A> {
     fn next(&self, call: StoreCall) -> Fault {
         self.lock()[call as usize].next()
     }
-
-    async fn call<T, F>(fault: Fault, call: F) -> Result<T, StoreError>
-    where
-        F: Future<Output = Result<T, StoreError>> + Send + 'static,
-        T: Send + 'static,
-    {
-        match fault {
-            Fault::None => call.await,
-            Fault::Fail => {
-                Err(StoreError::new(StoreErrorKind::Unavailable, "calling a faulty adapter"))
-            }
-            Fault::Hang => std::future::pending().await,
-            Fault::LoseReply => {
-                let _ = call.await;
-                std::future::pending().await
-            }
-            Fault::ExecuteAndFail => {
-                let _ = call.await;
-                Err(StoreError::new(StoreErrorKind::Corrupt, "calling a faulty adapter"))
-            }
-            Fault::Panic => panic!("the adapter was told to panic"),
-        }
-    }
 }
 
 impl<A> fmt::Debug for FaultyAdapter<A> {
@@ -184,87 +160,53 @@ impl<A> fmt::Debug for FaultyAdapter<A> {
     }
 }
 
-macro_rules! dedup_adapter {
-    ($($method:ident $call:ident $reply:ty),+) => {
-        /// Forwards every method. `completion` and `is_complete` have no faults.
-        impl<A: DedupAdapter> DedupAdapter for FaultyAdapter<A> {
-            fn abilities(&self) -> Abilities {
-                self.inner.abilities()
-            }
+impl<A: Send + Sync> Around for FaultyAdapter<A> {
+    type Inner = A;
 
-            $(fn $method<'a>(
-                &'a self,
-                key: &'a DedupKey,
-                terms: &'a CallTerms,
-            ) -> StoreFuture<'a, $reply> {
-                Box::pin(async move {
-                    let mut fault = self.next(StoreCall::$call);
-                    if StoreCall::$call == StoreCall::Claim && terms.fetch() != Fetch::Nothing {
-                        let of_fetch = self.next(StoreCall::Fetch);
-                        fault = if of_fetch == Fault::None { fault } else { of_fetch };
-                    }
-                    let (inner, key, terms) =
-                        (Arc::clone(&self.inner), key.clone(), terms.clone());
-                    Self::call(fault, async move { inner.$method(&key, &terms).await }).await
-                })
-            })+
+    fn inner(&self) -> &A {
+        &self.inner
+    }
 
-            fn completion(
-                &self,
-                keys: &[DedupKey],
-                terms: &CallTerms,
-                mark: Option<&str>,
-            ) -> Result<Completion, StoreError> {
-                self.inner.completion(keys, terms, mark)
-            }
-
-            fn is_complete<'a>(
-                &'a self,
-                key: &'a DedupKey,
-                terms: &'a CallTerms,
-            ) -> StoreFuture<'a, bool> {
-                self.inner.is_complete(key, terms)
-            }
-        }
-    };
-}
-
-dedup_adapter!(claim Claim ClaimReply, renew Renew RenewReply, complete Complete CompleteReply,
-    release Release ());
-
-impl<A: TransactionAdapter> TransactionAdapter for FaultyAdapter<A> {}
-
-/// Forwards every method. Only a purge can have a fault.
-impl<A: MaintenanceAdapter> MaintenanceAdapter for FaultyAdapter<A> {
-    fn purge(&self, limit: u32) -> StoreFuture<'_, u64> {
+    fn around<'a, T: fmt::Debug + Send + 'a>(
+        &'a self,
+        call: Call<'a>,
+        make: impl FnOnce(&'a A) -> StoreFuture<'a, T> + Send + 'a,
+    ) -> StoreFuture<'a, T> {
+        let kind = match call {
+            Call::Delivery("claim", ..) => StoreCall::Claim,
+            Call::Delivery("renew", ..) => StoreCall::Renew,
+            Call::Delivery("complete", ..) => StoreCall::Complete,
+            Call::Delivery("release", ..) => StoreCall::Release,
+            Call::Purge(_) => StoreCall::Purge,
+            _ => return make(&self.inner),
+        };
+        let fetches = |terms: &CallTerms| terms.fetch() != Fetch::Nothing;
+        let is_fetch = matches!(call, Call::Delivery("claim", _, terms) if fetches(terms));
+        let failed = |kind| Err(StoreError::new(kind, "calling a faulty adapter"));
         Box::pin(async move {
-            let (fault, inner) = (self.next(StoreCall::Purge), Arc::clone(&self.inner));
-            Self::call(fault, async move { inner.purge(limit).await }).await
+            let mut fault = self.next(kind);
+            if is_fetch {
+                let of_fetch = self.next(StoreCall::Fetch);
+                fault = if of_fetch == Fault::None { fault } else { of_fetch };
+            }
+            match fault {
+                Fault::None => make(&self.inner).await,
+                Fault::Fail => failed(StoreErrorKind::Unavailable),
+                Fault::Hang => pending().await,
+                Fault::LoseReply => {
+                    let _ = make(&self.inner).await;
+                    pending().await
+                }
+                Fault::ExecuteAndFail => {
+                    let _ = make(&self.inner).await;
+                    failed(StoreErrorKind::Corrupt)
+                }
+                Fault::Panic => panic!("the adapter was told to panic"),
+            }
         })
     }
-
-    fn forget<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, ForgetReply> {
-        self.inner.forget(key)
-    }
-
-    fn get<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, Option<Entry>> {
-        self.inner.get(key)
-    }
-
-    fn list<'a>(
-        &'a self,
-        filter: &'a ListFilter,
-        after: Option<&'a str>,
-        limit: u32,
-    ) -> StoreFuture<'a, Listing> {
-        self.inner.list(filter, after, limit)
-    }
-
-    fn stats(&self) -> StoreFuture<'_, Stats> {
-        self.inner.stats()
-    }
-
-    fn close(&self) -> BoxFuture<'_, ()> {
-        self.inner.close()
-    }
 }
+
+adapter_around!(FaultyAdapter);
+
+impl<A: TransactionAdapter> TransactionAdapter for FaultyAdapter<A> {}

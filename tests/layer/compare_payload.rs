@@ -12,8 +12,9 @@ use tower::util::BoxCloneSyncService;
 use tower_dedup::adapter::MemoryAdapter;
 use tower_dedup::adapter::contract::{CallTerms, DedupAdapter, Fetch, Token};
 use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
-use tower_dedup::internals::{self, AnyLedger, BeginContext};
+use tower_dedup::internals::{AnyLedger, BeginContext};
 use tower_dedup::key::{self, Event, Extracted, Keys};
+use tower_dedup::ledger::{Lease, OnArrival};
 use tower_dedup::testing::{Fault, StoreCall};
 use tower_dedup::{
     DedupHandle, DedupKey, DedupLayer, KeyExtractor, Mode, OnMismatch, OnUnavailable, Replay,
@@ -333,10 +334,10 @@ async fn delivery_dropped_while_it_reads_stored_data_leaves_nothing_behind() {
     let known = CallTerms::on_claim(Token::random(), DAY);
     store.complete(&dedup_key("known"), &known).await.unwrap();
     store.set(StoreCall::Fetch, Fault::LoseReply);
-    dropped(internals::lease(Arc::clone(&store)), "claimed").await;
+    dropped(AnyLedger::of::<Lease>(Arc::clone(&store)), "claimed").await;
     let entry = store.get(&dedup_key("claimed")).await.unwrap();
     assert_eq!(entry.unwrap().state, KeyState::Released);
-    dropped(internals::on_arrival(Arc::clone(&store)), "recorded").await;
+    dropped(AnyLedger::of::<OnArrival>(Arc::clone(&store)), "recorded").await;
     assert_eq!(store.get(&dedup_key("recorded")).await.unwrap(), None);
 }
 

@@ -10,9 +10,9 @@ use futures_util::FutureExt;
 use tower_dedup::adapter::MemoryAdapter;
 use tower_dedup::adapter::contract::{CallTerms, ClaimReply, DedupAdapter, Token};
 use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
-use tower_dedup::internals::{self, AnyLedger, Begin, BeginContext, Claim, HandlerSuccess};
+use tower_dedup::internals::{AnyLedger, Begin, BeginContext, Claim, HandlerSuccess};
 use tower_dedup::key::{Event, Keys};
-use tower_dedup::ledger::Ledger;
+use tower_dedup::ledger::{Lease, Ledger, OnArrival};
 use tower_dedup::testing::{Fault, StoreCall};
 use tower_dedup::{Deduplicator, Delivery, OnUnavailable, RunError, RunOutcome};
 
@@ -80,7 +80,7 @@ async fn deduplicator_dropped_at_any_moment_completes_or_frees_its_key() {
 #[tokio::test]
 async fn claim_of_several_events_dropped_releases_all_identities() {
     let store = store();
-    let ledger = internals::lease(Arc::clone(&store));
+    let ledger = AnyLedger::of::<Lease>(Arc::clone(&store));
     let twin = Event::new(dedup_key("a")).with_second_identity(dedup_key("a2"));
     let keys = Keys::new(vec![twin, Event::new(dedup_key("b"))]).unwrap();
     let context = BeginContext::new(HOUR, HOUR, HOUR);
@@ -101,11 +101,11 @@ async fn release_that_never_succeeds_is_reported() {
     let keys = Keys::new(events).unwrap();
     let context = BeginContext::new(HOUR, HOUR, HOUR);
     store.set(StoreCall::Release, Fault::ExecuteAndFail);
-    let ledger = internals::lease(Arc::clone(&store));
+    let ledger = AnyLedger::of::<Lease>(Arc::clone(&store));
     let Begin::First { claim, .. } = ledger.begin(&keys, &context).await.unwrap() else { panic!() };
     drop(claim);
     gives_up(&ledger).await;
-    let ledger = internals::on_arrival(Arc::clone(&store));
+    let ledger = AnyLedger::of::<OnArrival>(Arc::clone(&store));
     store.set(StoreCall::Claim, Fault::LoseReply);
     assert!(polled(ledger.begin(&keys, &context), 1, false).await.is_none());
     gives_up(&ledger).await;
@@ -121,7 +121,7 @@ async fn gives_up(ledger: &AnyLedger) {
 
 #[tokio::test]
 async fn claim_dropped_outside_a_runtime_is_reported_and_does_not_panic() {
-    let ledger = internals::lease(store());
+    let ledger = AnyLedger::of::<Lease>(store());
     let keys = Keys::from(Event::new(dedup_key("a")));
     let context = BeginContext::new(HOUR, HOUR, HOUR);
     let Begin::First { claim, .. } = ledger.begin(&keys, &context).await.unwrap() else { panic!() };
@@ -174,7 +174,7 @@ fn subscriber_that_ends_a_claim_when_a_lease_is_lost_does_not_deadlock() {
 
 async fn lose_a_lease(subscriber_claim: &EndsClaimOnWarning) {
     let store = store();
-    let ledger = internals::lease(Arc::clone(&store));
+    let ledger = AnyLedger::of::<Lease>(Arc::clone(&store));
     let claim = async |id, lease| {
         let context = BeginContext::new(HOUR, lease, HOUR);
         match ledger.begin(&Keys::from(Event::new(dedup_key(id))), &context).await.unwrap() {

@@ -77,6 +77,20 @@ async fn list_that_is_longer_than_the_queue_waits_for_room() {
     assert_eq!(result(&send(&service, list(200)).await), Some("duplicate"));
 }
 
+/// It would be asked again and again until the bound.
+#[tokio::test(start_paused = true)]
+async fn store_that_refuses_every_call_of_a_list_is_asked_once_for_each() {
+    let claims = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&claims);
+    let store = Hooked::default().before(StoreCall::Claim, move |_, _| {
+        counted.fetch_add(1, Ordering::SeqCst);
+        async { Err(StoreError::new(StoreErrorKind::Overloaded, "claiming keys")) }
+    });
+    let service = DedupLayer::new(by_word(), store).layer(Handler::default().service());
+    assert_eq!(send(&service, list(EVENTS)).await.status(), 503);
+    assert_eq!(claims.load(Ordering::SeqCst), EVENTS);
+}
+
 /// Past its bound, a release on arrival could meet a delivery that takes the event for handled.
 #[tokio::test(start_paused = true)]
 async fn background_write_of_a_list_ends_soon_after_its_bound() {
