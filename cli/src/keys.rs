@@ -89,7 +89,7 @@ pub(crate) async fn get(target: &Target, event: &Event, output: Output) -> Resul
         tell(MISSING);
         let (namespace, id) = (key.namespace(), if output.hash_ids { "PART" } else { key.id() });
         tell(&format!(
-            "an id of which it is a part: tower-dedup list --namespace {namespace} --id {id}"
+            "to find a longer id with this part: tower-dedup list --namespace {namespace} --id {id}"
         ));
         tell(UNSEEN);
     } else {

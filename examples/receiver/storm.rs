@@ -174,9 +174,10 @@ impl Storm {
         let client = Client::builder(TokioExecutor::new())
             .pool_max_idle_per_host(options.concurrency)
             .build_http();
-        let mut effects = options.urls.first().ok_or("no URL")?.clone().into_parts();
+        let url = options.urls.first().ok_or("no URL")?;
+        let mut effects = url.clone().into_parts();
         effects.path_and_query = Some("/effects".parse()?);
-        let effects = Uri::from_parts(effects)?;
+        let effects = Uri::from_parts(effects).map_err(|error| format!("--url {url}: {error}"))?;
         let tally = Tally { acknowledged: vec![false; options.keys], ..Tally::default() };
         let prefix = format!("storm_{:016x}_", rand::random::<u64>());
         let (tally, sent) = (RefCell::new(tally), Cell::new(0));
