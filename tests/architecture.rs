@@ -403,48 +403,20 @@ impl Crate {
         })
     }
 
-    /// Each circle once, as the files that it passes.
+    /// The uses that stand in circles, or between two of them.
     fn circles(&self) -> Vec<String> {
-        let mut edges = vec![BTreeMap::new(); self.shipped.len()];
-        for used in self.uses() {
-            edges[used.from].entry(used.to).or_insert(used.line);
+        let (mut uses, mut before) = (self.uses(), usize::MAX);
+        while uses.len() < before {
+            before = uses.len();
+            // No circle passes a file that uses nothing more, or that nothing uses any more.
+            let using: BTreeSet<_> = uses.iter().map(|used| used.from).collect();
+            let used: BTreeSet<_> = uses.iter().map(|used| used.to).collect();
+            uses.retain(|it| using.contains(&it.to) && used.contains(&it.from));
         }
-        let mut circles = Vec::new();
-        let mut done = BTreeSet::new();
-        for start in 0..self.shipped.len() {
-            self.walk(start, &edges, &mut Vec::new(), &mut done, &mut circles);
-        }
-        circles
-    }
-
-    fn walk(
-        &self,
-        file: usize,
-        edges: &[BTreeMap<usize, usize>],
-        way: &mut Vec<usize>,
-        done: &mut BTreeSet<usize>,
-        circles: &mut Vec<String>,
-    ) {
-        if let Some(first) = way.iter().position(|passed| *passed == file) {
-            let circle = &way[first..];
-            let next = circle.iter().cycle().skip(1);
-            let steps = circle
-                .iter()
-                .zip(next)
-                .map(|(from, to)| format!("{}:{}", self.shipped[*from].path, edges[*from][to]));
-            let steps: Vec<_> = steps.collect();
-            circles.push(format!("a circle: {}", steps.join(" -> ")));
-            return;
-        }
-        if done.contains(&file) {
-            return;
-        }
-        way.push(file);
-        for next in edges[file].keys() {
-            self.walk(*next, edges, way, done, circles);
-        }
-        way.pop();
-        done.insert(file);
+        let path = |file: usize| &self.shipped[file].path;
+        let uses = uses.iter();
+        uses.map(|it| format!("a circle: {}:{} uses {}", path(it.from), it.line, path(it.to)))
+            .collect()
     }
 }
 

@@ -146,7 +146,7 @@ impl Place {
             sqlx::query(CREATE).execute(&pool).await.unwrap();
             return Self::Sqlite(dir, pool);
         }
-        let schema = Schema::fresh();
+        let schema = Schema::alone();
         let pool =
             PgPoolOptions::new().max_connections(8).connect(schema.database_url()).await.unwrap();
         sqlx::query(CREATE).execute(&pool).await.unwrap();

@@ -29,18 +29,8 @@ fn id(row: &[String]) -> &str {
 }
 
 /// The newest deliveries: verdict, outcome, attempt and status of each.
-fn deliveries(page: &str) -> Vec<(String, String, String, String)> {
-    let rows = rows(page, "Last deliveries").into_iter();
-    rows.map(|row| (row[1].clone(), row[2].clone(), row[3].clone(), row[4].clone())).collect()
-}
-
-fn delivery(
-    verdict: &str,
-    outcome: &str,
-    attempt: &str,
-    status: &str,
-) -> (String, String, String, String) {
-    (verdict.to_owned(), outcome.to_owned(), attempt.to_owned(), status.to_owned())
+fn deliveries(page: &str) -> Vec<String> {
+    rows(page, "Last deliveries").into_iter().map(|row| row[1..5].join(" | ")).collect()
 }
 
 impl Server {
@@ -68,29 +58,29 @@ async fn buttons(store: &str, ledger: &str) {
 
     let page = receiver.press("once", "").await;
     let once = id(&rows(&page, "Try it")[0]).to_owned();
-    assert_eq!(deliveries(&page)[0], delivery("first", "completed", "1", "200"));
+    assert_eq!(deliveries(&page)[0], "first | completed | 1 | 200");
     assert_eq!(id(&rows(&page, "Last deliveries")[0]), once);
     let page = receiver.press("again", &once).await;
-    assert_eq!(deliveries(&page)[0], delivery("duplicate", "duplicate", "", "200"));
+    assert_eq!(deliveries(&page)[0], "duplicate | duplicate |  | 200");
     assert_eq!(rows(&page, "Try it")[0][2], "200 duplicate");
     assert!(page.contains("<strong>1</strong>"), "{page}");
     let page = receiver.press("other-payload", &once).await;
-    assert_eq!(deliveries(&page)[0], delivery("mismatch", "mismatch", "", "200"));
+    assert_eq!(deliveries(&page)[0], "mismatch | mismatch |  | 200");
     assert!(rows(&page, "Other records")[0][1].starts_with("payload mismatch"), "{page}");
 
     // Both requests were under way together, and the event took effect once.
     let page = receiver.press("twice-at-once", "").await;
     let twice = id(&rows(&page, "Try it")[0]).to_owned();
     let ended = deliveries(&page);
-    assert!(ended[..2].contains(&delivery("first", "completed", "1", "200")), "{ended:?}");
-    assert!(ended[..2].contains(&delivery("duplicate", "duplicate", "", "200")), "{ended:?}");
+    assert!(ended[..2].contains(&"first | completed | 1 | 200".to_owned()), "{ended:?}");
+    assert!(ended[..2].contains(&"duplicate | duplicate |  | 200".to_owned()), "{ended:?}");
     let mut expected = vec![effect(&once, 1), effect(&twice, 1)];
 
     let page = receiver.press("failing", "").await;
     let failing = id(&rows(&page, "Try it")[0]).to_owned();
-    assert_eq!(deliveries(&page)[0], delivery("first", "failed", "1", "500"));
+    assert_eq!(deliveries(&page)[0], "first | failed | 1 | 500");
     let page = receiver.press("again", &failing).await;
-    assert_eq!(deliveries(&page)[0], delivery("first", "completed", "2", "200"));
+    assert_eq!(deliveries(&page)[0], "first | completed | 2 | 200");
     expected.push(effect(&failing, 1));
     let effects = receiver.get("/effects").await;
     assert_eq!(effects.as_array().map(Vec::len), Some(expected.len()));
@@ -136,12 +126,12 @@ async fn verdicts_in_shadow_are_on_the_page() {
     let receiver = start("receiver", &args).await;
     let page = receiver.press("once", "").await;
     let once = id(&rows(&page, "Try it")[0]).to_owned();
-    assert_eq!(deliveries(&page)[0], delivery("first", "completed", "1", "200"));
+    assert_eq!(deliveries(&page)[0], "first | completed | 1 | 200");
     let page = receiver.press("again", &once).await;
-    assert_eq!(deliveries(&page)[0].0, "duplicate");
+    assert!(deliveries(&page)[0].starts_with("duplicate"));
     assert_eq!(rows(&page, "Try it")[0][2], "200", "the handler's answer");
     let page = receiver.press("other-payload", &once).await;
-    assert_eq!(deliveries(&page)[0].0, "mismatch");
+    assert!(deliveries(&page)[0].starts_with("mismatch"));
     assert_eq!(receiver.get("/effects").await, json!([effect(&once, 3)]));
     receiver.stop().await;
 }
@@ -188,7 +178,7 @@ async fn button_takes_the_store_away() {
         let page = receiver.press("once", "").await;
         assert_eq!(rows(&page, "Try it")[0][2], "503 unavailable");
         assert_eq!(receiver.get("/effects").await, before);
-        receiver.stop().await;
+        // It is killed: an orderly end would wait for the store.
     }
 }
 
@@ -220,7 +210,7 @@ async fn button_crashes_the_receiver_which_comes_back() {
     });
     let crashed = lapsed.await.expect("the lease lapses");
     let page = receiver.press("again", &crashed).await;
-    assert_eq!(deliveries(&page)[0], delivery("first", "completed", "2 (takeover)", "200"));
+    assert_eq!(deliveries(&page)[0], "first | completed | 2 (takeover) | 200");
     assert_eq!(receiver.get("/effects").await, json!([effect(&crashed, 1)]));
     receiver.stop().await;
 }

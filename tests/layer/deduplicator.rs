@@ -7,7 +7,6 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
 use futures_util::FutureExt;
-use tower_dedup::adapter::MemoryAdapter;
 use tower_dedup::adapter::contract::{CallTerms, ClaimReply, DedupAdapter, Token};
 use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
 use tower_dedup::internals::{AnyLedger, Begin, BeginContext, Claim, HandlerSuccess};
@@ -18,15 +17,9 @@ use tower_dedup::{Deduplicator, Delivery, OnUnavailable, RunError, RunOutcome};
 
 use crate::metrics::work;
 use crate::support::log::Log;
-use crate::support::{Faulty, dedup_key, faulty, polled, until};
-
-type FaultyStore = Arc<Faulty<MemoryAdapter>>;
+use crate::support::{FaultyStore, dedup_key, faulty_memory as store, polled, until};
 
 const HOUR: Duration = Duration::from_secs(3_600);
-
-fn store() -> FaultyStore {
-    faulty(MemoryAdapter::new())
-}
 
 fn worker(store: &FaultyStore) -> Deduplicator {
     Deduplicator::new(Arc::clone(store))

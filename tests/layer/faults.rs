@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 use tower::Layer;
-use tower_dedup::adapter::MemoryAdapter;
 use tower_dedup::adapter::contract::{CallTerms, ClaimReply, DedupAdapter, Token};
 use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
 use tower_dedup::ledger::OnArrival;
@@ -17,17 +16,11 @@ use tower_dedup::{DedupHandle, DedupLayer, OnUnavailable, StoreError, StoreError
 use crate::hooked::Hooked;
 use crate::support::log::Log;
 use crate::support::{
-    Faulty, Handler, answered, by_header, dedup_key, faulty, request, result, send, spawn_send,
-    until,
+    FaultyStore, Handler, answered, by_header, dedup_key, faulty_memory as store, request, result,
+    send, spawn_send, state, until,
 };
 
-type FaultyStore = Arc<Faulty<MemoryAdapter>>;
-
 const SOON: Duration = Duration::from_millis(100);
-
-fn store() -> FaultyStore {
-    faulty(MemoryAdapter::new())
-}
 
 fn lease(store: &FaultyStore) -> DedupLayer {
     DedupLayer::new(by_header(), Arc::clone(store)).store_timeout(SOON)
@@ -37,19 +30,13 @@ fn arrival(store: &FaultyStore) -> DedupLayer<OnArrival> {
     DedupLayer::on_arrival(by_header(), Arc::clone(store)).store_timeout(SOON)
 }
 
-async fn is_complete(store: &FaultyStore, id: &str) -> bool {
-    let entry = store.get(&dedup_key(id)).await.unwrap();
-    entry.is_some_and(|entry| matches!(entry.state, KeyState::Complete))
-}
-
 async fn becomes_complete(store: &FaultyStore, id: &str) {
-    for _ in 0..1_000 {
-        if is_complete(store, id).await {
-            return;
+    let complete = async {
+        while state(store, id).await != Some(KeyState::Complete) {
+            tokio::time::sleep(Duration::from_millis(10)).await;
         }
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
-    panic!("{id} did not become complete");
+    };
+    tokio::time::timeout(Duration::from_secs(10), complete).await.expect("it becomes complete");
 }
 
 /// The reply of a claim comes after its lease, in which another delivery has run the event.
@@ -194,7 +181,7 @@ async fn fail_open_runs_unprotected_and_completes_when_the_store_is_back() {
         assert!(handler.last().is_unprotected());
         store.set_all(Fault::None);
         tokio::time::timeout(Duration::from_secs(20), handle.drain()).await.expect("drained");
-        assert!(is_complete(&store, "a").await, "{fault:?}");
+        assert_eq!(state(&store, "a").await, Some(KeyState::Complete), "{fault:?}");
         assert_eq!(result(&send(&service, request("a")).await), Some("duplicate"));
 
         let layer = arrival(&store).on_unavailable(OnUnavailable::FailOpen);
@@ -203,7 +190,7 @@ async fn fail_open_runs_unprotected_and_completes_when_the_store_is_back() {
         assert_eq!(send(&service, request("b")).await.status(), 200);
         store.set_all(Fault::None);
         tokio::time::timeout(Duration::from_secs(20), handle.drain()).await.expect("drained");
-        assert!(is_complete(&store, "b").await, "{fault:?}");
+        assert_eq!(state(&store, "b").await, Some(KeyState::Complete), "{fault:?}");
     }
 }
 
@@ -360,7 +347,7 @@ async fn adapter_that_panics_is_a_store_that_fails() {
     assert_eq!(result(&send(&service, request("a")).await), Some("duplicate"));
     store.set(StoreCall::Complete, Fault::None);
     tokio::time::timeout(Duration::from_secs(20), handle.drain()).await.expect("drained");
-    assert!(is_complete(&store, "a").await);
+    assert_eq!(state(&store, "a").await, Some(KeyState::Complete));
     assert_eq!((handle.running(), handle.pending_writes(), handler.runs()), (0, 0, 1));
 }
 
@@ -475,8 +462,7 @@ async fn unprotected_failure_leaves_no_claim_behind() {
     assert_eq!(send(&service, request("a")).await.status(), 500);
     store.set(StoreCall::Claim, Fault::None);
     tokio::time::timeout(Duration::from_secs(20), handle.drain()).await.expect("released");
-    let entry = store.get(&dedup_key("a")).await.unwrap().unwrap();
-    assert_eq!(entry.state, KeyState::Released);
+    assert_eq!(state(&store, "a").await, Some(KeyState::Released));
 }
 
 /// Settings at the ends of their ranges work.

@@ -13,7 +13,7 @@ use tower_dedup::key::{self, Event, Extracted};
 use tower_dedup::{DedupKey, DedupLayer, Delivery, KeyExtractor, OnInFlight};
 
 use crate::support::ledgers::Setup;
-use crate::support::multi_event::by_word;
+use crate::support::words::by_word;
 use crate::support::{Body, Handler, by_header, dedup_key, memory, result, send, terms};
 
 const ROUNDS: usize = 30;

@@ -14,7 +14,7 @@ use tower_dedup::testing::{Fault, StoreCall};
 use tower_dedup::{DedupLayer, OnInFlight, StoreError, StoreErrorKind};
 
 use crate::hooked::Hooked;
-use crate::support::multi_event::by_word;
+use crate::support::words::by_word;
 use crate::support::{Body, Handler, answered, dedup_key, faulty, result, send, sqlite_url, terms};
 
 const EVENTS: usize = 40;

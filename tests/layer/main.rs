@@ -13,7 +13,6 @@ mod identities;
 mod lists;
 mod metrics;
 mod modes;
-mod modes_storm;
 mod multi_event;
 mod observe;
 mod on_arrival;

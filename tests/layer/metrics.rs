@@ -8,7 +8,6 @@ use futures_util::FutureExt;
 use http::Request;
 use metrics_util::debugging::{DebugValue, Snapshotter};
 use tower::Layer;
-use tower_dedup::adapter::MemoryAdapter;
 use tower_dedup::adapter::contract::DedupAdapter;
 use tower_dedup::key::{self, Event};
 use tower_dedup::testing::{Fault, StoreCall};
@@ -18,21 +17,15 @@ use tower_dedup::{
 };
 
 use crate::observe::{checked, measured, observed, value};
-use crate::support::multi_event::by_word;
+use crate::support::words::by_word;
 use crate::support::{
-    Body, Faulty, Handler, by_header, dedup_key, faulty, request, request_to, send, spawn_send,
-    terms, until,
+    Body, Handler, by_header, dedup_key, faulty_memory as store, request, request_to, send,
+    spawn_send, terms, until,
 };
 
 const WAITING: &str = "tower_dedup_waiting";
 const PENDING: &str = "tower_dedup_pending_writes";
 const RUNNING: &str = "tower_dedup_running";
-
-type FaultyStore = Arc<Faulty<MemoryAdapter>>;
-
-fn store() -> FaultyStore {
-    faulty(MemoryAdapter::new())
-}
 
 /// Returns the change of a gauge since the last snapshot, which resets it.
 fn change(snapshotter: &Snapshotter, gauge: &str) -> f64 {

@@ -1,6 +1,7 @@
 //! Modes: in shadow every delivery reaches the handler, with the verdict that it would have got. Off,
 //! the layer does nothing.
 
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,7 +9,7 @@ use http::{HeaderValue, Request, StatusCode};
 use http_body_util::{BodyExt, Full};
 use tower::{Layer, ServiceExt};
 use tower_dedup::adapter::MemoryAdapter;
-use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
+use tower_dedup::adapter::inspect::KeyState;
 use tower_dedup::testing::{Fault, StoreCall};
 use tower_dedup::{
     DedupAnswer, DedupLayer, KeyExtractor, Mode, OnInFlight, OnMismatch, OnMissingKey,
@@ -17,31 +18,20 @@ use tower_dedup::{
 
 use crate::observe::{measured, observed};
 use crate::support::log::Log;
-use crate::support::multi_event::by_word;
+use crate::support::words::by_word;
 use crate::support::{
-    Body, Faulty, Handler, answered, by_header, dedup_key, event, faulty, polled, request, result,
-    send, until,
+    Body, FaultyStore, Handler, answered, by_header, dedup_key, event, faulty_memory as store,
+    polled, request, result, send, state, until,
 };
-
-type Store = Arc<Faulty<MemoryAdapter>>;
 
 const SOON: Duration = Duration::from_millis(50);
 
-fn store() -> Store {
-    faulty(MemoryAdapter::new())
-}
-
-fn shadow(store: &Store) -> DedupLayer {
+fn shadow(store: &FaultyStore) -> DedupLayer {
     DedupLayer::new(by_header(), Arc::clone(store)).store_timeout(SOON).mode(Mode::Shadow)
 }
 
 fn without_key(body: &'static str) -> Request<Body> {
     Request::post("/hook").body(Full::from(body)).unwrap()
-}
-
-async fn is_complete(store: &Store, id: &str) -> bool {
-    let entry = store.get(&dedup_key(id)).await.unwrap();
-    entry.is_some_and(|entry| matches!(entry.state, KeyState::Complete))
 }
 
 /// Delivers a request to a layer in shadow. The handler responds with 418, and nothing but that may
@@ -75,7 +65,8 @@ fn every_verdict_is_reported_and_the_client_gets_the_handlers_response() {
         let verdict = judged(&layer, &log, request("a")).await;
         assert!(matches!(verdict, Verdict::Duplicate { .. }), "{verdict:?}");
         assert_eq!(log.last("delivery")["id"], "a");
-        assert!(is_complete(&store, "a").await, "the failed duplicate changed nothing");
+        let complete = Some(KeyState::Complete);
+        assert_eq!(state(&store, "a").await, complete, "the failed duplicate changed nothing");
 
         let holds = Handler::default();
         holds.hold();
@@ -193,7 +184,7 @@ async fn layer_that_fails_open_completes_its_key_in_shadow_too() {
     assert_eq!((response.status(), handler.runs()), (StatusCode::OK, 1));
     let delivery = handler.last();
     assert!(delivery.verdict() == Verdict::Unavailable && delivery.is_unprotected());
-    assert!(is_complete(&store, "a").await);
+    assert_eq!(state(&store, "a").await, Some(KeyState::Complete));
 }
 
 #[tokio::test]
@@ -228,7 +219,25 @@ async fn panic_of_a_closure_of_the_layer_changes_no_response() {
     let layer = shadow(&store).success_when(|_| panic!("the closure panics"));
     assert_eq!(send(&layer.layer(handler.service()), request("a")).await.status(), 200);
     assert_eq!(log.last("delivery")["error"], "`success_when` panicked");
-    assert!(!is_complete(&store, "a").await);
+    assert_eq!(state(&store, "a").await, Some(KeyState::Released));
+}
+
+/// Each bound of the layer is one that the handler exceeds.
+#[tokio::test(start_paused = true)]
+async fn handler_has_no_bound_of_the_layer_in_shadow_and_off() {
+    for mode in [Mode::Shadow, Mode::Off] {
+        let slow = tower::service_fn(async |_: Request<Body>| {
+            tokio::time::sleep(2 * SOON).await;
+            Ok::<_, Infallible>(http::Response::new(Body::from("handled")))
+        });
+        let layer = shadow(&store()).mode(mode).handler_timeout(SOON).max_running(1).max_waiting(1);
+        let layer = layer.on_in_flight(OnInFlight::Reject);
+        let service = layer.layer(slow);
+        let sent = ["a", "a", "b", "c"].map(|id| send(&service, request(id)));
+        for response in futures_util::future::join_all(sent).await {
+            assert_eq!(answered(&response), (200, None), "{mode}");
+        }
+    }
 }
 
 /// Under a wrong key, two different events have one key. A handler that skips events loses none.
@@ -333,7 +342,7 @@ async fn delivery_in_shadow_outlives_its_caller_and_delivery_of_off_does_not() {
     handler.running(1).await;
     handler.release();
     handle.drain().await;
-    assert!(is_complete(&store, "a").await);
+    assert_eq!(state(&store, "a").await, Some(KeyState::Complete));
 
     handle.set_mode(Mode::Off);
     let alive = Arc::new(());
@@ -342,7 +351,7 @@ async fn delivery_in_shadow_outlives_its_caller_and_delivery_of_off_does_not() {
         let held = Arc::clone(&held);
         async move {
             let _held = held;
-            std::future::pending::<Result<http::Response<Body>, std::convert::Infallible>>().await
+            std::future::pending::<Result<http::Response<Body>, Infallible>>().await
         }
     });
     let service = layer.layer(never);

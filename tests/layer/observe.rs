@@ -20,8 +20,8 @@ use tower_dedup::{
 
 use crate::support::log::Log;
 use crate::support::{
-    FIRST, Faulty, Handler, by_header, dedup_key, faulty, on_claim, request, request_to, send,
-    spawn_send, terms,
+    FIRST, Handler, by_header, dedup_key, faulty_memory as store, on_claim, request, request_to,
+    send, spawn_send, terms,
 };
 
 /// Runs on one thread whose clock advances by itself, with a log and metrics of its own. Every metric has to be
@@ -68,10 +68,6 @@ pub(crate) fn measured(snapshotter: &Snapshotter) -> Sums {
 pub(crate) fn value(sums: &Sums, name: &str, labels: &[&str]) -> f64 {
     let labels = labels.iter().map(|&label| label.to_owned()).collect();
     sums.get(&(name.to_owned(), labels)).copied().unwrap_or_default()
-}
-
-fn store() -> Arc<Faulty<MemoryAdapter>> {
-    faulty(MemoryAdapter::new())
 }
 
 pub(crate) type Watch = (Log, Snapshotter);

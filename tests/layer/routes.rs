@@ -10,13 +10,12 @@ use axum::body::{Body, to_bytes};
 use axum::extract::{MatchedPath, Request};
 use axum::routing::{MethodRouter, post};
 use tower::ServiceExt;
-use tower_dedup::adapter::MemoryAdapter;
 use tower_dedup::adapter::inspect::MaintenanceAdapter;
 use tower_dedup::ledger::Ledger;
 use tower_dedup::{DedupLayer, Delivery, OnMissingKey, key, provider};
 
 use crate::support::log::Log;
-use crate::support::{result, rows};
+use crate::support::{memory as store, result, rows};
 
 /// Collects the log records of this thread while `run` runs.
 fn logged(run: impl AsyncFnOnce()) -> Log {
@@ -63,10 +62,6 @@ fn handled() -> (u16, Option<String>) {
 
 fn duplicate() -> (u16, Option<String>) {
     (200, Some("duplicate".to_owned()))
-}
-
-fn store() -> Arc<MemoryAdapter> {
-    Arc::new(MemoryAdapter::new())
 }
 
 #[test]

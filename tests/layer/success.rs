@@ -6,27 +6,14 @@ use std::time::Duration;
 
 use http::{Request, Response, StatusCode};
 use tower::{Layer, service_fn};
-use tower_dedup::adapter::MemoryAdapter;
 use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
-use tower_dedup::{DedupKey, DedupLayer, Disposition, OnInFlight};
+use tower_dedup::{DedupLayer, Disposition, OnInFlight};
 
 use crate::support::ledgers::Inner;
 use crate::support::{
-    Body, Handler, answered, by_header, dedup_key, request, result, send, spawn_send, until,
+    Body, Handler, answered, by_header, dedup_key, memory as store, request, result, send,
+    spawn_send, state, until,
 };
-
-fn store() -> Arc<MemoryAdapter> {
-    Arc::new(MemoryAdapter::new())
-}
-
-/// Returns `true` if the key is complete, `false` if it was released.
-async fn is_complete(store: &MemoryAdapter, key: DedupKey) -> bool {
-    match store.get(&key).await.unwrap().unwrap().state {
-        KeyState::Complete => true,
-        KeyState::Released => false,
-        state => panic!("{state:?}"),
-    }
-}
 
 /// A handler that answers this status with this disposition, and counts its runs.
 fn disposes(runs: &Arc<AtomicUsize>, status: u16, disposition: Disposition) -> impl Inner {
@@ -43,9 +30,9 @@ fn disposes(runs: &Arc<AtomicUsize>, status: u16, disposition: Disposition) -> i
 #[tokio::test]
 async fn disposition_decides_before_success_when_and_stays_in_the_response() {
     for (status, disposition, expected) in [
-        (500, Disposition::Complete, true),
-        (422, Disposition::Complete, true),
-        (200, Disposition::Release, false),
+        (500, Disposition::Complete, KeyState::Complete),
+        (422, Disposition::Complete, KeyState::Complete),
+        (200, Disposition::Release, KeyState::Released),
     ] {
         let (store, runs) = (store(), Arc::new(AtomicUsize::new(0)));
         let service = DedupLayer::new(by_header(), Arc::clone(&store))
@@ -54,7 +41,7 @@ async fn disposition_decides_before_success_when_and_stays_in_the_response() {
         let response = send(&service, request("a")).await;
         assert_eq!(answered(&response), (status, None));
         assert_eq!(response.extensions().get(), Some(&disposition));
-        assert_eq!(is_complete(&store, dedup_key("a")).await, expected, "{status} {disposition:?}");
+        assert_eq!(state(&store, "a").await, Some(expected), "{status} {disposition:?}");
     }
 }
 
@@ -67,7 +54,7 @@ async fn disposition_release_on_arrival_changes_nothing() {
         Disposition::Release,
     ));
     assert_eq!(result(&send(&service, request("a")).await), None);
-    assert!(is_complete(&store, dedup_key("a")).await);
+    assert_eq!(state(&store, "a").await, Some(KeyState::Complete));
     assert_eq!(result(&send(&service, request("a")).await), Some("duplicate"));
     assert_eq!(runs.load(Ordering::SeqCst), 1);
 }
@@ -108,7 +95,8 @@ async fn handler_past_its_timeout_is_dropped_answered_504_and_run_by_the_retry()
 
     let retry = send(&service, request("a")).await;
     assert_eq!(answered(&retry), (200, None));
-    assert_eq!((runs.load(Ordering::SeqCst), is_complete(&store, dedup_key("a")).await), (2, true));
+    assert_eq!(state(&store, "a").await, Some(KeyState::Complete));
+    assert_eq!(runs.load(Ordering::SeqCst), 2);
 }
 
 /// The timeout ends a hanging delivery. The delivery that waits for it then runs the event.

@@ -16,7 +16,7 @@ use tower_dedup::{DedupLayer, OnInFlight, ResponseBody};
 use crate::observe::observed;
 use crate::support::ledgers::Inner;
 use crate::support::log::Log;
-use crate::support::multi_event::by_word;
+use crate::support::words::by_word;
 use crate::support::{
     Body, Handler, answered, by_header, dedup_key, faulty, memory, request, result, send, terms,
     until,

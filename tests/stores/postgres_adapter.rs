@@ -67,9 +67,9 @@ async fn claim_is_released_however_long_a_statement_may_run() {
 
 #[tokio::test]
 async fn many_connections_create_the_schema_at_once() {
-    for _ in 0..5 {
-        let schema = Schema::fresh();
-        let name = format!("{}_new", schema.name());
+    let schema = Schema::alone();
+    for round in 0..5 {
+        let name = format!("new_{round}");
         let all = (0..8).map(|_| {
             let (name, database) = (name.clone(), schema.database_url().to_owned());
             tokio::spawn(async move {
@@ -174,7 +174,7 @@ async fn duplicates_write_no_wal() {
     // The first read may set hint bits, or clean a page.
     claim_all(&adapter, &known, &terms()).await.unwrap();
     let before = position().await;
-    for round in 0..50 {
+    for round in 0..20 {
         let claimed = claim_all(&adapter, &known, &terms()).await.unwrap();
         assert!(claimed.iter().all(|one| matches!(one, ClaimReply::Duplicate(_))), "{round}");
         let claimed = claim_all(&adapter, &in_flight, &terms()).await.unwrap();
@@ -182,7 +182,7 @@ async fn duplicates_write_no_wal() {
         claim_all(&adapter, &known, &on_claim(&terms())).await.unwrap();
     }
     let written = position().await - before;
-    // 20,000 replies. The background of any server writes a WAL record now and then.
+    // 6,000 replies. The background of any server writes a WAL record now and then.
     assert!(written < 2_000, "{written} bytes of log");
 }
 

@@ -27,7 +27,7 @@ use crate::support::{dedup_key, on_claim};
 
 const ADAPTERS: usize = 4;
 const CALLERS: usize = 24;
-const EPOCHS: usize = 20;
+const EPOCHS: usize = 10;
 /// The number of keys in an epoch.
 const KEYS: usize = 40;
 const HOUR: Duration = Duration::from_secs(3_600);

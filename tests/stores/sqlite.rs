@@ -15,7 +15,7 @@ use tower_dedup::{ConfigError, DedupLayer, StoreErrorKind};
 use crate::support::effects::until_acknowledged;
 use crate::support::{
     FIRST, Handler, answered, by_header, dedup_key, on_claim, request, result, rows, send,
-    spawn_send, sqlite_url, terms,
+    spawn_send, sqlite_url, state, terms, until,
 };
 
 /// A SQLite file in a folder of its own.
@@ -77,8 +77,7 @@ async fn file_held_by_another_process_delays_no_duplicate() {
     run(&mut other, "ROLLBACK").await;
     until_acknowledged(&service, "new").await;
     tokio::time::timeout(Duration::from_secs(30), handle.drain()).await.expect("drained");
-    let entry = file.connect().await.get(&dedup_key("running")).await.unwrap().unwrap();
-    assert!(matches!(entry.state, KeyState::Complete), "{entry:?}");
+    assert_eq!(state(&file.connect().await, "running").await, Some(KeyState::Complete));
     assert_eq!(handler.runs(), 3);
 }
 
@@ -143,8 +142,7 @@ async fn full_file_recovers_when_there_is_room() {
     sqlx::query("PRAGMA max_page_count = 1000000").execute(&pool).await.unwrap();
     until_acknowledged(&service, &filler).await;
     tokio::time::timeout(Duration::from_secs(30), handle.drain()).await.expect("drained");
-    let entry = adapter.get(&dedup_key("running")).await.unwrap().unwrap();
-    assert!(matches!(entry.state, KeyState::Complete), "{entry:?}");
+    assert_eq!(state(&adapter, "running").await, Some(KeyState::Complete));
 }
 
 /// A migration that failed is tried again.

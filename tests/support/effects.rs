@@ -101,7 +101,7 @@ pub(crate) struct Database {
 
 impl Database {
     pub(crate) async fn fresh() -> Self {
-        Self::of(Schema::fresh()).await
+        Self::of(Schema::alone()).await
     }
 
     /// Creates the effects table in this schema.

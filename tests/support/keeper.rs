@@ -2,6 +2,7 @@
 
 use std::io::{self, BufRead, BufReader, Write};
 use std::net::TcpListener;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 /// A shell that executes the lines that it is told, and answers each by a line.
@@ -51,4 +52,18 @@ pub(super) fn is_free(port: u16) -> bool {
         Err(error) if error.kind() == io::ErrorKind::AddrInUse => false,
         Err(error) => panic!("no port on 127.0.0.1: {error}"),
     }
+}
+
+/// Returns what `scripts/NAME --find` finds: the program of a server, or the folder of its programs. Panics with what to
+/// install, or which variable to set, if there is none.
+pub(super) fn find(name: &str, url: &str) -> PathBuf {
+    // The packages that load this file are in folders below the root.
+    let mut dirs = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors();
+    let script =
+        dirs.find_map(|dir| Some(dir.join("scripts").join(name)).filter(|it| it.is_file()));
+    let found = Command::new(script.expect("scripts")).arg("--find").output().expect("bash");
+    let [path, why] =
+        [found.stdout, found.stderr].map(|text| String::from_utf8(text).expect("text"));
+    assert!(found.status.success(), "{why}or set {url} to the URL of a server that runs");
+    path.trim_end().into()
 }

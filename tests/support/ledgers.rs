@@ -6,21 +6,25 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::{Request, Response};
-use sqlx::postgres::PgConnection;
-use sqlx::sqlite::SqliteConnectOptions;
-use sqlx::{ConnectOptions, Connection};
+use sqlx::postgres::{PgConnection, PgPool, Postgres};
+use sqlx::sqlite::{Sqlite, SqliteConnectOptions, SqliteJournalMode, SqlitePool};
+use sqlx::{ConnectOptions, Connection, Pool};
 use tower::Service;
 use tower_dedup::adapter::inspect::MaintenanceAdapter;
 use tower_dedup::adapter::{
-    MemoryAdapter, PostgresAdapter, RedisAdapter, SqliteAdapter, TransactionAdapter,
+    MemoryAdapter, PostgresAdapter, RedisAdapter, SqliteAdapter, SqliteOptions, TransactionAdapter,
 };
 use tower_dedup::ledger::{Lease, Ledger, OnArrival, Transactional};
-use tower_dedup::{DedupLayer, KeyExtractor, Replay, ResponseBody};
+use tower_dedup::{DedupLayer, KeyExtractor, Replay};
 
 use super::postgres::Schema;
 use super::redis::{self, fresh_prefix, with_prefix};
 use super::time_travel::{age_file, age_schema, milliseconds, shift_redis};
+use super::words::Sql;
 use super::{Body, sqlite_url};
+
+/// A bound for a busy machine.
+const LATE: Duration = Duration::from_secs(20);
 
 /// A service that any layer can wrap.
 pub(crate) trait Inner<B = Body>:
@@ -96,8 +100,10 @@ impl Place for OnSqlite {
         Self(tempfile::tempdir().unwrap())
     }
 
+    /// Returns an adapter that waits for the file for as long as a busy machine needs.
     async fn adapter(&self) -> SqliteAdapter {
-        SqliteAdapter::connect(&sqlite_url(self.0.path())).await.unwrap()
+        let options = SqliteOptions::new().write_lock_timeout(LATE);
+        SqliteAdapter::connect_with(&sqlite_url(self.0.path()), options).await.unwrap()
     }
 
     async fn age_rows(&self, by: Duration) {
@@ -142,6 +148,32 @@ impl Place for OnRedis {
     async fn age_rows(&self, by: Duration) {
         let mut connection = redis::connection(redis::shared()).unwrap();
         shift_redis(&mut connection, &self.0, -milliseconds(by));
+    }
+}
+
+/// A store in the database of the handlers' writes.
+pub(crate) trait Shared: Place<Adapter: TransactionAdapter> {
+    type Database: Sql;
+
+    /// Returns a pool of the handlers.
+    fn pool(&self) -> impl Future<Output = Pool<Self::Database>>;
+}
+
+impl Shared for OnSqlite {
+    type Database = Sqlite;
+
+    async fn pool(&self) -> SqlitePool {
+        let options = SqliteConnectOptions::new().filename(self.0.path().join("dedup.db"));
+        let options = options.create_if_missing(true).journal_mode(SqliteJournalMode::Wal);
+        SqlitePool::connect_with(options.busy_timeout(LATE)).await.unwrap()
+    }
+}
+
+impl Shared for OnPostgres {
+    type Database = Postgres;
+
+    async fn pool(&self) -> PgPool {
+        PgPool::connect(&self.0.url()).await.unwrap()
     }
 }
 

@@ -55,7 +55,9 @@ impl Log {
 
     /// Returns the last log record with this message.
     pub(crate) fn last(&self, message: &str) -> BTreeMap<String, String> {
-        self.all(message).pop().unwrap_or_else(|| panic!("no event {message:?}"))
+        let events = self.0.lock().unwrap();
+        let found = events.iter().rev().find(|event| event["message"] == message);
+        found.unwrap_or_else(|| panic!("no event {message:?}")).clone()
     }
 }
 

@@ -5,11 +5,12 @@ pub(crate) mod cluster;
 pub(crate) mod effects;
 pub(crate) mod ledgers;
 pub(crate) mod log;
-pub(crate) mod multi_event;
+
 pub(crate) mod postgres;
 pub(crate) mod proxy;
 pub(crate) mod redis;
 pub(crate) mod time_travel;
+pub(crate) mod words;
 
 use std::convert::Infallible;
 use std::future::{Future, poll_fn};
@@ -32,7 +33,7 @@ use tower_dedup::adapter::MemoryAdapter;
 use tower_dedup::adapter::contract::{
     CallTerms, ClaimReply, CompleteReply, DedupAdapter, Fetch, StoredData, Token,
 };
-use tower_dedup::adapter::inspect::MaintenanceAdapter;
+use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
 use tower_dedup::testing::FaultyAdapter;
 use tower_dedup::{DedupKey, Delivery, KeyExtractor, StoreError, key};
 
@@ -75,6 +76,14 @@ pub(crate) fn memory() -> Arc<MemoryAdapter> {
 /// Returns the URL of the file `dedup.db` in this folder.
 pub(crate) fn sqlite_url(dir: &Path) -> String {
     format!("sqlite://{}", dir.join("dedup.db").display())
+}
+
+/// Returns the state of [`dedup_key`], if the store has it.
+pub(crate) async fn state<A: MaintenanceAdapter + ?Sized>(
+    adapter: &A,
+    id: &str,
+) -> Option<KeyState> {
+    adapter.get(&dedup_key(id)).await.unwrap().map(|entry| entry.state)
 }
 
 /// Returns the number of stored keys, with expired keys that are not purged yet.
@@ -329,6 +338,13 @@ pub(crate) async fn polled<F: Future>(future: F, times: usize, again: bool) -> O
 /// A store that works, with faults that the test sets.
 pub(crate) type Faulty<A> = FaultyAdapter<A>;
 
+pub(crate) type FaultyStore = Arc<Faulty<MemoryAdapter>>;
+
 pub(crate) fn faulty<A>(inner: A) -> Arc<Faulty<A>> {
     Arc::new(Faulty::new(inner))
+}
+
+/// Returns a store in memory that works, with faults that the test sets.
+pub(crate) fn faulty_memory() -> FaultyStore {
+    faulty(MemoryAdapter::new())
 }

@@ -14,7 +14,7 @@ use std::process::{self, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-use keeper::{Keeper, is_free};
+use keeper::{Keeper, find, is_free};
 
 use sqlx::postgres::PgConnectOptions;
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Executor, PgConnection};
@@ -22,11 +22,6 @@ use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Executor, PgConnection};
 /// Names a server to use in place of a private one. The tests create and drop databases in it, so its
 /// role needs CREATEDB.
 pub(crate) const URL: &str = "TEST_POSTGRES_URL";
-
-const MISSING: &str = "no PostgreSQL server programs (initdb, pg_ctl, postgres) are found. \
-     Install them (apt-get install postgresql, dnf install postgresql-server, \
-     brew install postgresql), or set PG_BINDIR to the folder they are in, \
-     or TEST_POSTGRES_URL to the URL of a server that runs";
 
 /// The server's keeper. It lives in a process group of its own and executes the lines of its stdin.
 /// The pipe breaks when the test's process ends, even by SIGKILL. Then the keeper stops the server
@@ -58,6 +53,7 @@ max_connections = 200
 fsync = off
 CONF
         ;;
+    copy) cp -Rp "$port/data" "$dir/data" ;;
     # Messages in this language. The locale need not be installed: glibc finds it in LOCPATH.
     speak)
         mkdir -p "$LOCPATH" && {
@@ -84,12 +80,18 @@ pub(crate) struct Server {
 impl Server {
     /// Starts a server. Takes a second or two and blocks; inside a runtime, a worker waits.
     pub(crate) fn start() -> Self {
-        Self::started(&["init"])
+        Self::started(&[&Self::copy()])
     }
 
     /// Starts a server whose messages are in the language of this locale.
     pub(crate) fn start_in(locale: &str) -> Self {
-        Self::started(&["init", &format!("speak {locale}")])
+        Self::started(&[&Self::copy(), &format!("speak {locale}")])
+    }
+
+    /// Returns the command that copies the first files of a server. `initdb` makes them once in a process.
+    fn copy() -> String {
+        static FIRST: OnceLock<Server> = OnceLock::new();
+        format!("copy {}", FIRST.get_or_init(|| Self::made(&["init"])).dir.display())
     }
 
     /// Starts a standby of this server, which follows it until it is [promoted](Self::promote).
@@ -102,14 +104,19 @@ impl Server {
         self.must("promote");
     }
 
-    fn started(made: &[&str]) -> Self {
+    fn made(commands: &[&str]) -> Self {
         let mut keeper = start_keeper();
         let dir = keeper.answer();
         assert!(dir.starts_with('/'), "no folder for PostgreSQL: {dir}");
-        let mut server = Self { keeper: Mutex::new(keeper), dir: PathBuf::from(dir), port: 0 };
-        for command in made {
+        let server = Self { keeper: Mutex::new(keeper), dir: PathBuf::from(dir), port: 0 };
+        for command in commands {
             server.must(command);
         }
+        server
+    }
+
+    fn started(commands: &[&str]) -> Self {
+        let mut server = Self::made(commands);
         // Another process may take the port before the server does.
         for _ in 0..5 {
             server.port = free_port();
@@ -171,7 +178,7 @@ impl Server {
 }
 
 fn start_keeper() -> Keeper {
-    let bin = programs().expect(MISSING);
+    let bin = find("postgres", URL);
     let mut command = Command::new("sh");
     let dir = apart(&mut command);
     command.args(["-c", KEEPER, "keeper"]).arg(bin).arg(dir);
@@ -209,52 +216,8 @@ fn apart(_: &mut Command) -> PathBuf {
 }
 
 fn id(args: &[&str]) -> Option<u32> {
-    String::from_utf8(output("id", args)?).ok()?.trim().parse().ok()
-}
-
-fn output(program: &str, args: &[&str]) -> Option<Vec<u8>> {
-    let output = Command::new(program).args(args).stderr(Stdio::null()).output().ok()?;
-    output.status.success().then_some(output.stdout)
-}
-
-/// Returns the folder of the server's programs, of the newest version. `scripts/postgres` looks in
-/// the same places.
-fn programs() -> Option<PathBuf> {
-    let has = |dir: &PathBuf, programs: &[&str]| {
-        programs.iter().all(|program| dir.join(program).is_file())
-    };
-    let server = ["initdb", "pg_ctl", "postgres"];
-    let complete = |dir: &PathBuf| has(dir, &server) && has(dir, &["pg_basebackup"]);
-    if let Some(dir) = env::var_os("PG_BINDIR").map(PathBuf::from) {
-        // Only standbys need pg_basebackup, which some packages of the server lack.
-        assert!(has(&dir, &server), "PG_BINDIR={}: {MISSING}", dir.display());
-        return Some(dir);
-    }
-    let path = env::var_os("PATH").unwrap_or_default();
-    let mut dirs: Vec<_> = env::split_paths(&path).collect();
-    if let Some(dir) = output("pg_config", &["--bindir"]) {
-        dirs.push(String::from_utf8_lossy(&dir).trim_end().into());
-    }
-    // Linux distributions and Homebrew keep each version in a folder of its own.
-    let mut versions = Vec::new();
-    for (parent, prefix) in [
-        ("/usr/lib/postgresql", ""),
-        ("/usr", "pgsql-"),
-        ("/opt/homebrew/opt", "postgresql@"),
-        ("/usr/local/opt", "postgresql@"),
-    ] {
-        for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
-            let name = entry.file_name();
-            let version = name.to_str().and_then(|name| name.strip_prefix(prefix));
-            if let Some(version) = version.and_then(|version| version.parse::<f32>().ok()) {
-                versions.push((version, entry.path().join("bin")));
-            }
-        }
-    }
-    versions.sort_by(|a, b| b.0.total_cmp(&a.0));
-    dirs.extend(versions.into_iter().map(|(_, dir)| dir));
-    dirs.extend(["/opt/homebrew/bin", "/usr/local/pgsql/bin"].map(PathBuf::from));
-    dirs.into_iter().find(complete)
+    let output = Command::new("id").args(args).stderr(Stdio::null()).output().ok()?;
+    String::from_utf8(output.stdout).ok()?.trim().parse().ok()
 }
 
 /// Returns a free port below the ephemeral range. While the server is down, the system may give an
@@ -274,9 +237,9 @@ pub(crate) fn free_port() -> u16 {
 /// server.
 pub(crate) fn shared() -> &'static str {
     static SHARED: OnceLock<(String, Option<Server>)> = OnceLock::new();
-    let (url, _) = SHARED.get_or_init(|| match env::var(URL) {
-        Ok(url) if !url.is_empty() => (url, None),
-        _ => {
+    let (url, _) = SHARED.get_or_init(|| match named() {
+        Some(url) => (url, None),
+        None => {
             let server = Server::start();
             (server.url(), Some(server))
         }
@@ -284,32 +247,62 @@ pub(crate) fn shared() -> &'static str {
     url
 }
 
-/// A schema of one test, so that tests can share a server. The drop removes it.
+/// Returns the URL of a server to use in place of a private one.
+fn named() -> Option<String> {
+    env::var(URL).ok().filter(|url| !url.is_empty())
+}
+
+/// A schema of one test. The drop removes it, unless its server ends with the tests.
 pub(crate) struct Schema {
     /// The URL of its database.
     database: String,
     name: String,
-    /// Whether the database has the name of the schema, and is removed with it.
-    is_alone: bool,
+    end: End,
 }
 
+/// What the drop of a schema does.
+enum End {
+    /// It removes the schema.
+    Schema,
+    /// It removes the database, which has the name of the schema.
+    Database,
+    /// It leaves the database to another test.
+    Leave,
+}
+
+/// The databases of the private server that no test has now.
+static FREE: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
 impl Schema {
-    /// Creates a schema in a database of its own, in the [`shared`] server.
+    /// Creates a schema in a database that no other test has at the same time, in the [`shared`] server: migrations in
+    /// one database wait for each other.
     pub(crate) fn fresh() -> Self {
+        if named().is_some() {
+            return Self::alone();
+        }
+        let free = FREE.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        Self::create(
+            free.unwrap_or_else(|| create_database(&fresh_name())),
+            fresh_name(),
+            End::Leave,
+        )
+    }
+
+    /// Creates a schema in a database of its own, which takes ten times as long. The drop ends the sessions that a test
+    /// has left.
+    pub(crate) fn alone() -> Self {
         let name = fresh_name();
-        let create = format!("CREATE DATABASE {name} TEMPLATE template0");
-        execute(shared(), create).expect("a fresh database");
-        Self::create(with_path(shared(), &name), name, true)
+        Self::create(create_database(&name), name, End::Database)
     }
 
     /// Creates a schema in this database.
     pub(crate) fn fresh_in(database: &str) -> Self {
-        Self::create(database.to_owned(), fresh_name(), false)
+        Self::create(database.to_owned(), fresh_name(), End::Schema)
     }
 
-    fn create(database: String, name: String, is_alone: bool) -> Self {
+    fn create(database: String, name: String, end: End) -> Self {
         execute(&database, format!("CREATE SCHEMA {name}")).expect("a fresh schema");
-        Self { database, name, is_alone }
+        Self { database, name, end }
     }
 
     pub(crate) fn name(&self) -> &str {
@@ -372,16 +365,29 @@ impl Drop for Schema {
     fn drop(&mut self) {
         // A transaction that a test has left open must not block the drop. The drop must not panic:
         // the server may be gone, and a failing test passes here too.
-        let dropped = if self.is_alone {
-            execute(shared(), format!("DROP DATABASE {} WITH (FORCE)", self.name))
-        } else {
-            let sql = format!("SET lock_timeout = '5s'; DROP SCHEMA {} CASCADE", self.name);
-            execute(&self.database, sql)
+        let dropped = match self.end {
+            End::Schema => {
+                let sql = format!("SET lock_timeout = '5s'; DROP SCHEMA {} CASCADE", self.name);
+                execute(&self.database, sql)
+            }
+            End::Database => execute(shared(), format!("DROP DATABASE {} WITH (FORCE)", self.name)),
+            End::Leave => {
+                let mut free = FREE.lock().unwrap_or_else(PoisonError::into_inner);
+                free.push(std::mem::take(&mut self.database));
+                return;
+            }
         };
         if let Err(error) = dropped {
             eprintln!("the schema {} is left: {error}", self.name);
         }
     }
+}
+
+/// Creates a database in the [`shared`] server, and returns its URL.
+fn create_database(name: &str) -> String {
+    let create = format!("CREATE DATABASE {name} TEMPLATE template0");
+    execute(shared(), create).expect("a fresh database");
+    with_path(shared(), name)
 }
 
 /// Runs on a thread of its own, so that it can be called inside a runtime too.

@@ -12,8 +12,8 @@ use tower_dedup::{
     DedupLayer, Deduplicator, Delivery, OnInFlight, RunError, RunOutcome, StoreErrorKind,
 };
 
-use super::fixture::{CONNECTIONS, Db, World, app, on_both, send, transactional};
-use crate::support::{answered, by_header, dedup_key, result};
+use super::fixture::{CONNECTIONS, Db, World, app, on_both, send, started, transactional};
+use crate::support::{answered, by_header, dedup_key, result, state};
 
 on_both!(
     key_and_effect_commit_together,
@@ -31,8 +31,7 @@ on_both!(
 );
 
 async fn key_and_effect_commit_together<D: Db>() {
-    let (db, world) = (D::create().await, World::default());
-    let app = transactional(&db, &world);
+    let (db, world, app) = started::<D>().await;
     assert_eq!(send(&app, "a", "begin insert commit").await.status(), 200);
     let again = send(&app, "a", "begin insert commit").await;
     assert_eq!(answered(&again), (200, Some("duplicate")));
@@ -43,14 +42,12 @@ async fn key_and_effect_commit_together<D: Db>() {
 }
 
 async fn failed_handler_leaves_no_effect_and_a_released_key<D: Db>() {
-    let (db, world) = (D::create().await, World::default());
-    let app = transactional(&db, &world);
+    let (db, world, app) = started::<D>().await;
     for script in ["begin insert rollback 500", "begin insert 400", "begin insert 302", "500"] {
         let failed = send(&app, "a", script).await;
         assert_ne!(failed.status(), 200);
         assert_eq!(result(&failed), None, "the answer is the handler's own");
-        let entry = db.adapter().get(&dedup_key("a")).await.unwrap().unwrap();
-        assert!(matches!(entry.state, KeyState::Released), "{entry:?}");
+        assert_eq!(state(&db.adapter(), "a").await, Some(KeyState::Released));
     }
     let panicked = tokio::spawn({
         let app = app.clone();
@@ -66,8 +63,7 @@ async fn failed_handler_leaves_no_effect_and_a_released_key<D: Db>() {
 
 /// Whatever the handler did instead of a commit, and whatever its answer says.
 async fn success_without_a_completion_is_uncommitted_and_runs_again<D: Db>() {
-    let (db, world) = (D::create().await, World::default());
-    let app = transactional(&db, &world);
+    let (db, _, app) = started::<D>().await;
     for script in [
         "200",
         "begin insert drop",
@@ -76,8 +72,7 @@ async fn success_without_a_completion_is_uncommitted_and_runs_again<D: Db>() {
     ] {
         let answer = send(&app, "a", script).await;
         assert_eq!(answered(&answer), (500, Some("uncommitted")), "{script}");
-        let entry = db.adapter().get(&dedup_key("a")).await.unwrap().unwrap();
-        assert!(matches!(entry.state, KeyState::Released), "{script}: {entry:?}");
+        assert_eq!(state(&db.adapter(), "a").await, Some(KeyState::Released), "{script}");
         assert!(db.effects().await.is_empty(), "{script}");
     }
     assert_eq!(send(&app, "a", "begin insert commit").await.status(), 200);
@@ -85,12 +80,11 @@ async fn success_without_a_completion_is_uncommitted_and_runs_again<D: Db>() {
 }
 
 async fn success_that_writes_nothing_is_completed<D: Db>() {
-    let (db, world) = (D::create().await, World::default());
-    let app = transactional(&db, &world);
+    let (db, world, app) = started::<D>().await;
     assert_eq!(answered(&send(&app, "a", "nothing").await), (200, None));
     assert_eq!(answered(&send(&app, "a", "nothing").await), (200, Some("duplicate")));
     // A lease demands nothing, and its handler may commit all the same.
-    let leased = app_of_lease(&db, &world);
+    let leased = super::fixture::app(&db, DedupLayer::new(by_header(), db.adapter()), &world);
     assert_eq!(answered(&send(&leased, "b", "200").await), (200, None));
     assert_eq!(answered(&send(&leased, "c", "begin insert commit").await), (200, None));
     for id in ["b", "c"] {
@@ -99,13 +93,8 @@ async fn success_that_writes_nothing_is_completed<D: Db>() {
     assert_eq!((db.effects().await, world.runs()), (vec!["c".to_owned()], 3));
 }
 
-fn app_of_lease<D: Db>(db: &D, world: &World) -> axum::Router {
-    app(db, DedupLayer::new(by_header(), db.adapter()), world)
-}
-
 async fn completion_after_its_retention_is_remembered_for_another<D: Db>() {
-    let (db, world) = (D::create().await, World::default());
-    let app = transactional(&db, &world);
+    let (db, world, app) = started::<D>().await;
     assert_eq!(send(&app, "a", "begin insert expire commit").await.status(), 200);
     let again = send(&app, "a", "begin insert commit").await;
     assert_eq!(answered(&again), (200, Some("duplicate")));
@@ -117,8 +106,7 @@ async fn completion_after_its_retention_is_remembered_for_another<D: Db>() {
 
 async fn concurrent_duplicates_run_once<D: Db>() {
     const EVENTS: usize = 20;
-    let (db, world) = (D::create().await, World::default());
-    let app = transactional(&db, &world);
+    let (db, world, app) = started::<D>().await;
     let deliver = |id: usize| {
         let app = app.clone();
         async move { send(&app, &id.to_string(), "begin insert commit").await }
@@ -215,20 +203,17 @@ fn lost_lease<D: Db>(db: &D) -> DedupLayer<tower_dedup::ledger::Transactional> {
 
 /// The constraint fails at COMMIT on Postgres, at once on SQLite. It is no fault of a moment: the answer is 500.
 async fn commit_that_the_database_refuses_is_no_2xx<D: Db>() {
-    let (db, world) = (D::create().await, World::default());
-    let app = transactional(&db, &world);
+    let (db, _, app) = started::<D>().await;
     assert_eq!(send(&app, "a", "begin insert commit").await.status(), 200);
     assert_eq!(db.adapter().forget(&dedup_key("a")).await.unwrap(), ForgetReply::Removed);
     let refused = send(&app, "a", "begin insert commit").await;
     assert_eq!(answered(&refused), (500, None));
-    let entry = db.adapter().get(&dedup_key("a")).await.unwrap().unwrap();
-    assert!(matches!(entry.state, KeyState::Released), "{entry:?}");
+    assert_eq!(state(&db.adapter(), "a").await, Some(KeyState::Released));
     assert_eq!(db.effects().await, ["a"]);
 }
 
 async fn committed_and_then_failed_is_complete<D: Db>() {
-    let (db, world) = (D::create().await, World::default());
-    let app = transactional(&db, &world);
+    let (db, _, app) = started::<D>().await;
     assert_eq!(answered(&send(&app, "a", "begin insert commit 500").await), (500, None));
     assert_eq!(answered(&send(&app, "a", "500").await), (200, Some("duplicate")));
     let panicked = tokio::spawn({

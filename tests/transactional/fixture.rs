@@ -17,13 +17,12 @@ use sqlx::sqlite::{Sqlite, SqliteConnectOptions, SqliteJournalMode, SqlitePool};
 use sqlx::{Connection, Database, PgPool, Pool};
 use tokio::sync::Notify;
 use tower::ServiceExt;
-use tower_dedup::adapter::contract::Completion;
 use tower_dedup::adapter::inspect::MaintenanceAdapter;
 use tower_dedup::adapter::{PostgresAdapter, SqliteAdapter, SqliteOptions, TransactionAdapter};
 use tower_dedup::{CommitError, DedupLayer, DedupTx, Delivery, Disposition};
 
-use crate::support::multi_event::Sql;
 use crate::support::postgres::Schema;
+use crate::support::words::Sql;
 use crate::support::{by_header, until};
 
 /// A database with a table of effects.
@@ -36,7 +35,6 @@ pub(super) trait Db: Send + Sync + 'static {
     fn adapter(&self) -> Self::Adapter;
     /// Returns an adapter with connections of its own, as another process has.
     fn other_adapter(&self) -> impl Future<Output = Self::Adapter> + Send;
-    fn effects(&self) -> impl Future<Output = Vec<String>> + Send;
     /// Lets this much time pass for the keys.
     fn advance(&self, by: Duration) -> impl Future<Output = ()> + Send;
 
@@ -47,11 +45,8 @@ pub(super) trait Db: Send + Sync + 'static {
         Self::Database::run(connection, sql)
     }
 
-    fn run_with<'c>(
-        connection: &'c mut <Self::Database as Database>::Connection,
-        completion: &'c Completion,
-    ) -> BoxFuture<'c, Result<(), sqlx::Error>> {
-        Self::Database::run_with(connection, completion)
+    fn effects(&self) -> BoxFuture<'_, Vec<String>> {
+        Self::Database::effects(self.pool())
     }
 }
 
@@ -88,13 +83,6 @@ impl Db for Pg {
     async fn other_adapter(&self) -> PostgresAdapter {
         let pool = PgPoolOptions::new().max_connections(CONNECTIONS);
         PostgresAdapter::new(pool.connect(&self.schema.url()).await.unwrap())
-    }
-
-    async fn effects(&self) -> Vec<String> {
-        sqlx::query_scalar("SELECT id FROM effects ORDER BY id")
-            .fetch_all(&self.pool)
-            .await
-            .unwrap()
     }
 
     async fn advance(&self, by: Duration) {
@@ -151,13 +139,6 @@ impl Db for Lite {
             Self::connect(&self.dir).await,
             SqliteOptions::new().write_lock_timeout(Duration::from_millis(300)),
         )
-    }
-
-    async fn effects(&self) -> Vec<String> {
-        sqlx::query_scalar("SELECT id FROM effects ORDER BY id")
-            .fetch_all(&self.pool)
-            .await
-            .unwrap()
     }
 
     async fn advance(&self, by: Duration) {
@@ -287,6 +268,12 @@ pub(super) fn app<D: Db>(
 
 pub(super) fn transactional<D: Db>(db: &D, world: &World) -> Router {
     app(db, DedupLayer::transactional(by_header(), db.adapter()), world)
+}
+
+pub(super) async fn started<D: Db>() -> (D, World, Router) {
+    let (db, world) = (D::create().await, World::default());
+    let app = transactional(&db, &world);
+    (db, world, app)
 }
 
 pub(super) async fn send(app: &Router, id: &str, script: &str) -> Response {

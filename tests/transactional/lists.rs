@@ -9,7 +9,7 @@ use tower_dedup::adapter::contract::DedupAdapter;
 use tower_dedup::{DedupKey, DedupLayer, Delivery};
 
 use super::fixture::{Db, on_both};
-use crate::support::multi_event::{by_word, insert};
+use crate::support::words::{by_word, insert};
 use crate::support::{answered, dedup_key, terms};
 
 on_both!(event_completed_meanwhile_refuses_all);

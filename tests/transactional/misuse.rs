@@ -2,19 +2,19 @@
 
 use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
 
-use super::fixture::{CONNECTIONS, Db, Lite, Pg, World, on_both, send, transactional};
-use crate::support::{answered, dedup_key};
+use super::fixture::{CONNECTIONS, Db, Lite, Pg, on_both, send, started};
+use crate::support::{answered, dedup_key, state};
 
 on_both!(
     no_misuse_is_a_2xx_without_its_effect,
     handler_that_fails_after_its_own_commit_has_failed,
     savepoints_of_the_handler_work,
+    raw_commit_never_leaves_a_complete_key,
 );
 
 /// Each misuse many times: no connection is lost, and a completion that was refused costs no further attempt.
 async fn no_misuse_is_a_2xx_without_its_effect<D: Db>() {
-    let (db, world) = (D::create().await, World::default());
-    let app = transactional(&db, &world);
+    let (db, _, app) = started::<D>().await;
     let mut attempts = 0;
     for script in [
         "begin insert raw-rollback commit",
@@ -39,16 +39,14 @@ async fn no_misuse_is_a_2xx_without_its_effect<D: Db>() {
 
 /// Its second transaction is refused, because its first one has completed the event.
 async fn handler_that_fails_after_its_own_commit_has_failed<D: Db>() {
-    let (db, world) = (D::create().await, World::default());
-    let app = transactional(&db, &world);
+    let (db, _, app) = started::<D>().await;
     assert_eq!(answered(&send(&app, "a", "begin insert commit begin commit").await), (503, None));
     assert_eq!(answered(&send(&app, "a", "").await), (200, Some("duplicate")));
     assert_eq!(db.effects().await, ["a"]);
 }
 
 async fn savepoints_of_the_handler_work<D: Db>() {
-    let (db, world) = (D::create().await, World::default());
-    let app = transactional(&db, &world);
+    let (db, _, app) = started::<D>().await;
     assert_eq!(answered(&send(&app, "a", "begin savepoints commit").await), (200, None));
     assert_eq!(db.effects().await, ["a"]);
     // Completed in a savepoint that is rolled back: `commit` completes again.
@@ -59,8 +57,7 @@ async fn savepoints_of_the_handler_work<D: Db>() {
 /// On Postgres an ignored error aborts the transaction; a COMMIT of it is no error.
 #[tokio::test]
 async fn postgres_error_that_the_handler_ignores_is_no_2xx() {
-    let (db, world) = (Pg::create().await, World::default());
-    let app = transactional(&db, &world);
+    let (db, _, app) = started::<Pg>().await;
     for script in ["begin insert broken commit", "begin insert complete broken commit"] {
         let answer = send(&app, "a", script).await;
         assert_eq!(answered(&answer), (500, None), "{script}");
@@ -69,26 +66,18 @@ async fn postgres_error_that_the_handler_ignores_is_no_2xx() {
 }
 
 /// The handler's raw COMMIT leaves its effect without the key: it is told, and the retry runs again.
-#[tokio::test]
-async fn raw_commit_never_leaves_a_complete_key() {
-    async fn ends_in<D: Db>(db: D, script: &str) {
-        let world = World::default();
-        let app = transactional(&db, &world);
+async fn raw_commit_never_leaves_a_complete_key<D: Db>() {
+    for script in ["begin insert raw-commit commit", "begin insert raw-commit raw-begin commit"] {
+        let (db, _, app) = started::<D>().await;
         assert_ne!(send(&app, "a", script).await.status(), 200);
-        let entry = db.adapter().get(&dedup_key("a")).await.unwrap().unwrap();
-        assert!(matches!(entry.state, KeyState::Released), "{script}: {entry:?}");
+        assert_eq!(state(&db.adapter(), "a").await, Some(KeyState::Released), "{script}");
     }
-    ends_in(Pg::create().await, "begin insert raw-commit commit").await;
-    ends_in(Pg::create().await, "begin insert raw-commit raw-begin commit").await;
-    ends_in(Lite::create().await, "begin insert raw-commit commit").await;
-    ends_in(Lite::create().await, "begin insert raw-commit raw-begin commit").await;
 }
 
 /// `OR ROLLBACK` ends the whole transaction, and the statements after it would commit alone. The connections stay usable.
 #[tokio::test]
 async fn sqlite_insert_or_rollback_that_is_ignored_is_no_2xx() {
-    let (db, world) = (Lite::create().await, World::default());
-    let app = transactional(&db, &world);
+    let (db, _, app) = started::<Lite>().await;
     assert_eq!(send(&app, "a", "begin insert commit").await.status(), 200);
     db.adapter().forget(&dedup_key("a")).await.unwrap();
     for _ in 0..=CONNECTIONS {

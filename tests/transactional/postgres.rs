@@ -17,7 +17,7 @@ use tower_dedup::{
     CommitError, CommitErrorKind, Deduplicator, Delivery, ResponseBody, RunError, RunOutcome,
 };
 
-use super::fixture::{Db, Pg, World, send as send_script, transactional as app_of};
+use super::fixture::{Db, Pg, send as send_script, started};
 use crate::support::effects::{
     Boxed, Database, MINUTE, answer, effect, transactional, until_acknowledged,
 };
@@ -130,8 +130,7 @@ async fn bounds_are_set_only_where_the_handler_has_none() {
 /// They would wait for each other without an end.
 #[tokio::test]
 async fn second_transaction_of_a_handler_fails_in_time() {
-    let (db, world) = (Pg::create().await, World::default());
-    let app = app_of(&db, &world);
+    let (db, _, app) = started::<Pg>().await;
     let start = Instant::now();
     let answer = send_script(&app, "a", "begin insert-run complete other-commits").await;
     assert_eq!(answered(&answer), (503, None));

@@ -14,6 +14,7 @@ use tower_dedup::adapter::contract::{DedupAdapter, StoredResponse};
 use tower_dedup::{CommitError, DedupLayer, Delivery, OnInFlight, Replay};
 
 use super::fixture::{Db, on_both};
+use crate::support::words::Sql;
 use crate::support::{answered, by_header, dedup_key, terms};
 
 on_both!(
@@ -121,7 +122,9 @@ async fn event_that_awaits_its_response_is_in_flight<D: Db>() {
     let mine = terms().with_fetch(tower_dedup::adapter::contract::Fetch::DigestAndResponse);
     adapter.claim(&key, &mine).await.unwrap();
     let completion = adapter.completion(std::slice::from_ref(&key), &mine, None).unwrap().first();
-    D::run_with(&mut *db.pool().acquire().await.unwrap(), &completion).await.unwrap();
+    let (sql, parameter) = (completion.sql().to_owned(), completion.parameter().to_owned());
+    let mut connection = db.pool().acquire().await.unwrap();
+    D::Database::execute(&mut connection, sql, Some(parameter)).await.unwrap();
     let app = replaying(&db);
     let in_flight = async |app: &Router| -> Response {
         let request = Request::post("/hook").header("webhook-id", "a").body(Body::empty());

@@ -85,7 +85,7 @@ async fn quick_check_is_bounded_by_the_timeout() {
     execute(
         &url,
         "CREATE TABLE t (a TEXT PRIMARY KEY); WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT \
-         i + 1 FROM n WHERE i < 200000) INSERT INTO t SELECT hex(randomblob(50)) FROM n",
+         i + 1 FROM n WHERE i < 50000) INSERT INTO t SELECT hex(randomblob(50)) FROM n",
     )
     .await;
     let ran = run(&url, &["doctor", "--json", "--timeout", "1ms"]).await;

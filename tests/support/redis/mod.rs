@@ -17,7 +17,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use keeper::{Keeper, is_free};
+use keeper::{Keeper, find, is_free};
 use redis::{Client, Cmd, Connection, FromRedisValue, RedisResult};
 
 pub(crate) use cluster::Cluster;
@@ -26,11 +26,6 @@ pub(crate) use sentinel::SentinelSet;
 /// Names a server to use in place of a private one. The tests write keys with fresh prefixes into it, and
 /// leave them.
 pub(crate) const URL: &str = "TEST_REDIS_URL";
-
-const MISSING: &str = "no Redis server program (redis-server or valkey-server) is found. \
-     Install it (apt-get install redis-server, dnf install valkey, brew install redis), \
-     or set REDIS_SERVER to its path, or TEST_REDIS_URL to the URL of a server that runs. \
-     Tests of Sentinel, of Cluster and of faults need the program";
 
 /// The server's keeper. It lives in a process group of its own and executes the lines of its stdin.
 /// The pipe breaks when the test's process ends, even by SIGKILL. Then the keeper kills the server
@@ -88,7 +83,7 @@ impl Server {
     /// Starts a server with the lines of configuration that `directives` returns for its port.
     fn started(directives: impl Fn(u16) -> Vec<String>, is_sentinel: bool) -> Self {
         let mut command = Command::new("sh");
-        command.args(["-c", KEEPER, "keeper"]).arg(program()).arg(env::temp_dir());
+        command.args(["-c", KEEPER, "keeper"]).arg(find("redis", URL)).arg(env::temp_dir());
         apart(&mut command);
         let mut keeper = Keeper::start(&mut command);
         let dir = keeper.answer();
@@ -254,21 +249,6 @@ fn apart(command: &mut Command) {
 #[cfg(not(unix))]
 fn apart(_: &mut Command) {
     panic!("a private Redis server needs a Unix: set {URL}");
-}
-
-/// Returns the server program. `scripts/redis` looks in the same places.
-fn program() -> PathBuf {
-    if let Some(program) = env::var_os("REDIS_SERVER").filter(|program| !program.is_empty()) {
-        let program = PathBuf::from(program);
-        assert!(program.is_file(), "REDIS_SERVER={}: {MISSING}", program.display());
-        return program;
-    }
-    let path = env::var_os("PATH").unwrap_or_default();
-    let usual = ["/usr/bin", "/usr/local/bin", "/opt/homebrew/bin"];
-    let dirs: Vec<_> = env::split_paths(&path).chain(usual.map(PathBuf::from)).collect();
-    let names = ["redis-server", "valkey-server"];
-    let mut programs = names.iter().flat_map(|name| dirs.iter().map(move |dir| dir.join(name)));
-    programs.find(|program| program.is_file()).expect(MISSING)
 }
 
 /// Returns a free port whose port of the cluster bus (10,000 higher) is free and below the ephemeral range too.
