@@ -13,7 +13,7 @@ use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Executor, PgConnection};
 use tempfile::TempDir;
 use tower_dedup::adapter::contract::Completion;
 use tower_dedup::adapter::{
-    MemoryAdapter, PostgresAdapter, PostgresOptions, Purging, SqliteAdapter, SqliteOptions,
+    MemoryAdapter, PostgresAdapter, PostgresOptions, Purging, SqliteAdapter,
 };
 use tower_dedup::conformance::{
     HandlerTransaction, RemoteStore, SharedStore, Store, Transactional,
@@ -141,10 +141,8 @@ impl SharedStore for Sqlite {
         url(&self.path)
     }
 
-    /// The processes wait for each other, on a busy machine for longer than by default.
     async fn attach(address: &str) -> Arc<SqliteAdapter> {
-        let options = SqliteOptions::new().write_lock_timeout(Duration::from_secs(20));
-        Arc::new(SqliteAdapter::connect_with(address, options).await.unwrap())
+        Arc::new(SqliteAdapter::connect(address).await.unwrap())
     }
 }
 
