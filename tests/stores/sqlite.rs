@@ -15,7 +15,7 @@ use tower_dedup::{ConfigError, DedupLayer, StoreErrorKind};
 use crate::support::effects::until_acknowledged;
 use crate::support::{
     FIRST, Handler, answered, by_header, dedup_key, on_claim, request, result, rows, send,
-    spawn_send, sqlite_url, state, terms, until,
+    spawn_send, sqlite_url, state, terms,
 };
 
 /// A SQLite file in a folder of its own.
