@@ -239,7 +239,7 @@ impl Connections {
         self.idle().clear();
     }
 
-    pub(super) fn is_closed(&self) -> bool {
+    fn is_closed(&self) -> bool {
         self.private.is_closed() || self.pool.is_closed()
     }
 

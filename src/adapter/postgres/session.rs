@@ -75,10 +75,6 @@ impl SqlStore for PostgresStore {
         &self.connections.pool
     }
 
-    fn is_closed(&self) -> bool {
-        self.connections.is_closed()
-    }
-
     fn on_pool_closed(&self) {
         self.connections.close_idle();
     }

@@ -77,7 +77,7 @@ impl Common {
         self.has_table.store(true, Ordering::Release);
     }
 
-    /// Ends the task that purges after its current statement, for good.
+    /// Ends the task that purges after its current statement, for good. Later calls fail.
     pub(crate) fn stop(&self) {
         self.stop.cancel();
     }
@@ -103,9 +103,6 @@ pub(crate) trait SqlStore: Send + Sync + 'static {
 
     /// Returns the pool with which the store ends.
     fn pool(&self) -> &Pool<Self::Database>;
-
-    /// Returns `true` once the adapter or the pool was closed.
-    fn is_closed(&self) -> bool;
 
     /// Closes what would keep a pool open that the user has closed.
     fn on_pool_closed(&self) {}
@@ -171,11 +168,9 @@ pub(crate) async fn ready<A: SqlAdapter>(adapter: &A) -> Result<&Arc<A::Store>, 
 /// Returns the store, unless it is closed or has an invalid option. Purges in the background from now on.
 pub(crate) fn usable<A: SqlAdapter>(adapter: &A) -> Result<&Arc<A::Store>, StoreError> {
     let (store, common) = (adapter.store(), adapter.store().common());
-    if store.is_closed() {
-        return Err(StoreError::new(
-            StoreErrorKind::Unavailable,
-            "using an adapter that was closed",
-        ));
+    if common.stop.is_cancelled() || store.pool().is_closed() {
+        let text = "using an adapter that was closed";
+        return Err(StoreError::new(StoreErrorKind::Unavailable, text));
     }
     if let Err(error) = &common.checked {
         return Err(

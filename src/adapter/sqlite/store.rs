@@ -226,10 +226,6 @@ impl SqlStore for SqliteStore {
         &self.writer
     }
 
-    fn is_closed(&self) -> bool {
-        self.closed.load(Ordering::Acquire)
-    }
-
     async fn prepare(self: &Arc<Self>) -> Result<(), StoreError> {
         self.migrate().await
     }
