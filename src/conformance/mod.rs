@@ -67,7 +67,6 @@
 mod suite;
 
 #[doc(hidden)]
-#[expect(clippy::missing_panics_doc, reason = "hidden: for the suite")]
 pub mod cases;
 mod driver;
 mod processes;
