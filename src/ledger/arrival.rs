@@ -40,36 +40,35 @@ const AGE_ERROR: Duration = Duration::from_millis(10);
 
 /// A key that is complete in the store is in flight while the claim that completed it has no reply, or may be released:
 /// its handler may never run.
-pub(super) struct Doubt<'l> {
-    shared: &'l Shared,
+pub(super) struct Doubt {
     /// A slot for the release, which must not be refused.
     pub(super) slot: Option<OwnedSemaphorePermit>,
     releasing: Option<PendingGuard>,
-    /// The keys of these claims. Dropped after they were added to `releasing`, if they are to be released.
+    /// The keys of these claims.
     own: PendingGuard<Instant>,
     /// The removals from `releasing` before the delivery. If there was one meanwhile, any key may have been released.
     removals: usize,
 }
 
-impl<'l> Doubt<'l> {
+impl Doubt {
     /// Reserves a slot for the release of these keys, which are claimed now.
     ///
     /// # Errors
     ///
     /// No slot is free. A refused release loses an event, so the keys must not be claimed.
-    pub(super) fn begin(shared: &'l Shared, keys: &[DedupKey]) -> Result<Self, StoreError> {
+    pub(super) fn begin(shared: &Shared, keys: &[DedupKey]) -> Result<Self, StoreError> {
         let slot = shared.releases.reserve();
         if slot.is_none() {
             let context = "reserving a slot for a release";
             return Err(StoreError::new(StoreErrorKind::Overloaded, context));
         }
         let own = shared.claiming.add(keys.into(), Instant::now());
-        Ok(Self { shared, slot, releasing: None, own, removals: shared.releasing.removals() })
+        Ok(Self { slot, releasing: None, own, removals: shared.releasing.removals() })
     }
 
     /// Changes the replies of which this process knows more than the store.
-    pub(super) fn apply(&self, replies: &mut [(DedupKey, Reply)]) {
-        let Shared { claiming, releasing, .. } = self.shared;
+    pub(super) fn apply(&self, shared: &Shared, replies: &mut [(DedupKey, Reply)]) {
+        let Shared { claiming, releasing, .. } = shared;
         for (key, reply) in replies {
             let Ok(ClaimReply::Duplicate(seen)) = &reply else { continue };
             // A row that is older than a claim was not written by it.
@@ -83,14 +82,8 @@ impl<'l> Doubt<'l> {
         }
     }
 
-    /// These keys are in flight until [`end`](Self::end) or the drop of the doubt.
-    pub(super) fn release(&mut self, keys: &Arc<[DedupKey]>) {
-        // Added before the guard of an earlier call is dropped, so that there is no moment without one.
-        self.releasing = Some(self.shared.releasing.add(Arc::clone(keys), ()));
-    }
-
-    /// Returns what a release in the background holds until its end.
-    pub(super) fn end(&mut self) -> (Option<OwnedSemaphorePermit>, Option<PendingGuard>) {
-        (self.slot.take(), self.releasing.take())
+    /// These keys are in flight until the doubt is dropped.
+    pub(super) fn release(&mut self, shared: &Shared, keys: &Arc<[DedupKey]>) {
+        self.releasing = Some(shared.releasing.add(Arc::clone(keys), ()));
     }
 }

@@ -4,6 +4,8 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::sync::OwnedSemaphorePermit;
+
 use super::arrival::Doubt;
 use super::call;
 use super::contract::{Begin, Permanent, fails_open};
@@ -26,7 +28,7 @@ pub(super) struct Claims<'l> {
     pub(super) terms: CallTerms,
     pub(super) store_timeout: &'l Duration,
     /// Boxed, because most ledgers have none.
-    doubt: Option<Box<Doubt<'l>>>,
+    doubt: Option<Box<Doubt>>,
 }
 
 /// The replies of a step, and the keys that were not asked for because their completion is pending, with its terms.
@@ -123,7 +125,7 @@ impl<'l> Claims<'l> {
         let asked = self.asked.iter().cloned().zip(of_store);
         let mut added: List<_> = asked.chain(pending.into_iter().map(complete)).collect();
         if let Some(doubt) = &self.doubt {
-            doubt.apply(&mut added);
+            doubt.apply(self.shared, &mut added);
         }
         replies.add(added);
         (replies, have_failed)
@@ -161,8 +163,12 @@ impl<'l> Claims<'l> {
 
     /// Claims these keys as soon as the store replies, for a delivery that runs before.
     pub(super) fn claim_in_background(&mut self, keys: &[DedupKey]) {
-        let slot = self.doubt.as_mut().and_then(|doubt| doubt.slot.take());
+        let slot = self.slot();
         self.shared.releases.repeat(slot, self.job(Write::Claim, keys.into()), ());
+    }
+
+    fn slot(&mut self) -> Option<OwnedSemaphorePermit> {
+        self.doubt.as_mut()?.slot.take()
     }
 
     fn job(&self, write: Write, keys: Arc<[DedupKey]>) -> RetryJob {
@@ -174,7 +180,7 @@ impl<'l> Claims<'l> {
     fn releasing(&mut self) -> Arc<[DedupKey]> {
         let keys: Arc<[_]> = self.held.iter().chain(&self.asked).cloned().collect();
         if let Some(doubt) = &mut self.doubt {
-            doubt.release(&keys);
+            doubt.release(self.shared, &keys);
         }
         keys
     }
@@ -186,7 +192,7 @@ impl Drop for Claims<'_> {
             return;
         }
         let keys = self.releasing();
-        let (slot, guard) = self.doubt.as_mut().map(|doubt| doubt.end()).unwrap_or_default();
-        self.shared.releases.repeat(slot, self.job(Write::Release, keys), guard);
+        let (slot, doubt) = (self.slot(), self.doubt.take());
+        self.shared.releases.repeat(slot, self.job(Write::Release, keys), doubt);
     }
 }

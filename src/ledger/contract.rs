@@ -205,10 +205,15 @@ fn event_types(events: &[Event]) -> Option<EventTypes> {
 /// Returns the digests that the store holds with the identities of these events: with a second identity the SHA-256
 /// of its event's key, and with a key that of its event's content, if that is the second identity.
 fn digests(events: &[Event]) -> Vec<(DedupKey, [u8; 32])> {
-    let of_second = |event: &Event| Some((event.second_identity()?.clone(), event.key().sha256()));
-    let of_key = |event: &Event| Some((event.key().clone(), event.content_sha256()?));
-    let of_event = |event| [of_second(event), of_key(event)].into_iter().flatten();
-    events.iter().flat_map(of_event).collect()
+    let mut digests = Vec::new();
+    for event in events {
+        let Some(second) = event.second_identity() else { continue };
+        digests.push((second.clone(), event.key().sha256()));
+        if let Some(content) = event.content_sha256() {
+            digests.push((event.key().clone(), content));
+        }
+    }
+    digests
 }
 
 /// How a handler succeeded.
