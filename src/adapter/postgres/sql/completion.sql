@@ -5,7 +5,7 @@
 -- would always fail.
 WITH asked AS MATERIALIZED (
   SELECT d.token, d.mark, d.first, d.keeps_lease, d.retention_ms * interval '1 millisecond' AS retention, d.idle_ms,
-    d.events, d.status, d.headers, pg_catalog.decode(d.body, 'hex') AS body
+    pg_catalog.jsonb_array_length(d.events) AS n, d.status, d.headers, pg_catalog.decode(d.body, 'hex') AS body
   FROM pg_catalog.jsonb_to_record($1::text::jsonb) AS d (
     token uuid, mark text, first boolean, keeps_lease boolean, retention_ms bigint, idle_ms bigint, events jsonb,
     status smallint, headers text, body text
@@ -24,11 +24,14 @@ WITH asked AS MATERIALIZED (
     a.mark IS NULL OR a.mark = pg_catalog.current_setting('tower_dedup.tx', true) AS is_marked
   FROM asked AS a
 ), held AS MATERIALIZED (
+  -- FOR UPDATE carries the whole rows of the other tables beside each row. So `asked` has no list of events.
   SELECT t.key, a.token, a.keeps_lease, a.retention, a.status, a.headers, a.body,
     pg_catalog.decode(e.sha256, 'hex') AS sha256
   FROM asked AS a
   CROSS JOIN bounds AS b
-  CROSS JOIN pg_catalog.jsonb_to_recordset(a.events) AS e (key uuid, sha256 text)
+  CROSS JOIN pg_catalog.jsonb_to_recordset(
+    pg_catalog.jsonb_extract_path($1::text::jsonb, 'events')
+  ) AS e (key uuid, sha256 text)
   JOIN {table} AS t ON t.key = e.key
   WHERE b.is_within AND b.is_marked AND t.completed_at IS NULL
   ORDER BY t.key
@@ -58,6 +61,4 @@ SELECT CASE
       ('tower_dedup: the transaction of ' || a.n || ' events has ended')::bigint::text
     ELSE ('tower_dedup: this transaction completes ' || c.n || ' of ' || a.n || ' events: roll back')::bigint::text
   END AS completion
-FROM bounds AS b,
-  (SELECT pg_catalog.count(*) AS n FROM completed) AS c,
-  (SELECT pg_catalog.jsonb_array_length(events) AS n FROM asked) AS a
+FROM asked AS a, bounds AS b, (SELECT pg_catalog.count(*) AS n FROM completed) AS c
