@@ -12,8 +12,6 @@ use sqlx::pool::PoolConnection;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 use sqlx::{Connection, Database, Pool, SqlSafeStr, Transaction};
 
-#[cfg(feature = "postgres")]
-use super::terms::Token;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 use crate::error::StoreError;
 
@@ -81,7 +79,7 @@ pub(crate) struct Own {
 pub(crate) struct Lean {
     pub(crate) sql: Arc<str>,
     pub(crate) key: u128,
-    pub(crate) token: Token,
+    pub(crate) token: u128,
     pub(crate) mark: String,
     pub(crate) retention_ms: i64,
     pub(crate) idle_ms: i32,

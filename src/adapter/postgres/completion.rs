@@ -43,7 +43,7 @@ pub(super) fn completion(
         [only] if terms.stores_nothing_with(only) => Some(Lean {
             sql: Arc::clone(&statements.completion_lean),
             key: key_hash(only),
-            token: terms.token(),
+            token: Uuid::from(terms.token()).0,
             mark: mark.to_owned(),
             retention_ms: retention,
             idle_ms: idle_ms(terms),
@@ -92,7 +92,7 @@ impl CompletionConnection for PgConnection {
         };
         let update = query(&lean.sql)
             .bind(Uuid(lean.key))
-            .bind(Uuid::from(lean.token))
+            .bind(Uuid(lean.token))
             .bind(lean.mark.clone())
             .bind(lean.retention_ms)
             .bind(lean.idle_ms.to_string());
