@@ -195,4 +195,23 @@ mod tests {
             assert_eq!(fault(&info, true, in_cluster), accepted, "{text}");
         }
     }
+
+    #[test]
+    fn another_process_another_history_and_evictions_are_suspicions() {
+        let info = |run_id: &str, replication_id: &str, evicted: u64| {
+            InfoDict::new(&format!(
+                "run_id:{run_id}\r\nmaster_replid:{replication_id}\r\nevicted_keys:{evicted}\r\n"
+            ))
+        };
+        for (now, kind) in [
+            (info("r1", "h1", 7), None),
+            (info("r2", "h1", 0), Some("suspected")),
+            (info("r1", "h2", 7), Some("suspected")),
+            (info("r1", "h1", 8), Some("evicted")),
+        ] {
+            let mut known = Known::default();
+            assert_eq!(known.compare("", &info("r1", "h1", 7)), None);
+            assert_eq!(known.compare("", &now), kind, "{now:?}");
+        }
+    }
 }

@@ -101,7 +101,56 @@ fn refused(why: &'static str) -> StoreError {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+    use proptest::test_runner::RngSeed;
+    use redis::ConnectionAddr;
+
     use super::*;
+
+    proptest! {
+        #![proptest_config(ProptestConfig {
+            cases: 5_000,
+            rng_seed: RngSeed::Fixed(0x5EED),
+            failure_persistence: None,
+            ..ProptestConfig::default()
+        })]
+
+        /// A URL is refused without its password, or leads to hosts with the credentials that it has.
+        #[test]
+        fn url_leads_to_hosts_or_is_refused_without_its_password(
+            scheme in r"(redis|rediss|valkey|valkeys|x)(\+sentinel|\+cluster)?|\PC{0,6}",
+            rest in r"(.{0,4}@)?(\[?[a-z0-9.:]{0,4}\]?(:[0-9]{1,5})?,?){0,3}(/[a-z0-9%]{0,4}){0,2}(\?[a-z_=&@#]{0,4})?|.{0,20}",
+        ) {
+            if let Ok(endpoint) = Endpoint::read(&format!("{scheme}://{rest}")) {
+                assert!(!endpoint.nodes.is_empty());
+                assert!(endpoint.kind != Kind::Server || endpoint.nodes.len() == 1);
+                assert_eq!(endpoint.kind == Kind::Sentinel, !endpoint.master.is_empty());
+                for node in &endpoint.nodes {
+                    let (ConnectionAddr::Tcp(host, _) | ConnectionAddr::TcpTls { host, .. }) =
+                        node.addr()
+                    else {
+                        panic!("{:?}", node.addr());
+                    };
+                    assert!(!host.is_empty() && !host.contains(char::is_whitespace));
+                    assert!(node.redis_settings().db() >= 0);
+                }
+            }
+            match Endpoint::read(&format!("{scheme}://user:Geheim7@{rest}")) {
+                Ok(endpoint) => {
+                    // A later `@` makes the text before it a part of the password.
+                    let password = endpoint.nodes[0].redis_settings().password().unwrap();
+                    assert!(password.starts_with("Geheim7"));
+                }
+                Err(error) => {
+                    use std::error::Error as _;
+
+                    let source = error.source().expect("a reason");
+                    let shown = format!("{error:?} {error} {source:?} {source}");
+                    assert!(!shown.contains("Geheim7"), "{shown}");
+                }
+            }
+        }
+    }
 
     fn config_error(url: &str) -> ConfigError {
         use std::error::Error as _;

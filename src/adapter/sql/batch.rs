@@ -504,6 +504,21 @@ mod tests {
     }
 
     #[test]
+    fn queue_that_is_full_refuses_no_call_on_which_an_event_depends() {
+        let key = DedupKey::new("n", "a").unwrap();
+        let terms = CallTerms::on_claim(Token::random(), Duration::from_secs(60));
+        for (kind, begins) in [
+            (Kind::Claim, true),
+            (Kind::ClaimComplete, true),
+            (Kind::Renew, false),
+            (Kind::Complete, false),
+            (Kind::Release, false),
+        ] {
+            assert_eq!(Call::new(kind, &key, &terms, 1).is_bounded(), begins, "{kind:?}");
+        }
+    }
+
+    #[test]
     fn calls_of_one_kind_with_equal_terms_join() {
         let key = DedupKey::new("n", "a").unwrap();
         let call = |kind, retention, lease, fetch| {
