@@ -46,7 +46,7 @@ pub(crate) struct Common {
     /// Whether the table was found.
     has_table: AtomicBool,
     purging: Purging,
-    /// Its permit is that of the task that purges.
+    /// Its permit is that of the task that purges. Closed with the adapter: each call asks, and asking `stop` takes a lock.
     free: Arc<Semaphore>,
     stop: CancellationToken,
 }
@@ -79,6 +79,7 @@ impl Common {
 
     /// Ends the task that purges after its current statement, for good. Later calls fail.
     pub(crate) fn stop(&self) {
+        self.free.close();
         self.stop.cancel();
     }
 }
@@ -168,7 +169,7 @@ pub(crate) async fn ready<A: SqlAdapter>(adapter: &A) -> Result<&Arc<A::Store>, 
 /// Returns the store, unless it is closed or has an invalid option. Purges in the background from now on.
 pub(crate) fn usable<A: SqlAdapter>(adapter: &A) -> Result<&Arc<A::Store>, StoreError> {
     let (store, common) = (adapter.store(), adapter.store().common());
-    if common.stop.is_cancelled() || store.pool().is_closed() {
+    if common.free.is_closed() || store.pool().is_closed() {
         let text = "using an adapter that was closed";
         return Err(StoreError::new(StoreErrorKind::Unavailable, text));
     }
@@ -185,11 +186,11 @@ pub(crate) fn usable<A: SqlAdapter>(adapter: &A) -> Result<&Arc<A::Store>, Store
 /// runtime, with the pool, after [`SqlStore::on_pool_closed`], or with the store, which it does not own.
 fn ensure_purging<A: SqlAdapter>(store: &Arc<A::Store>) {
     let common = store.common();
-    if common.free.available_permits() == 0 || common.stop.is_cancelled() {
+    if common.free.available_permits() == 0 {
         return;
     }
     let Ok(runtime) = Handle::try_current() else { return };
-    // A runtime that ends drops the task with its permit, and the next call starts a task again.
+    // A runtime that ends drops the task with its permit, and the next call starts a task again; not so once it is closed.
     let Ok(permit) = Arc::clone(&common.free).try_acquire_owned() else { return };
     let (purging, stop) = (common.purging, common.stop.clone());
     let (closed, store) = (store.pool().close_event(), Arc::downgrade(store));
