@@ -1,5 +1,6 @@
 //! Responses that are stored for duplicates: with the commit, or after it.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
@@ -9,6 +10,7 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
 use axum::routing::post;
 use sqlx::Pool;
+use tokio::sync::Notify;
 use tower::ServiceExt;
 use tower_dedup::adapter::contract::{DedupAdapter, StoredResponse};
 use tower_dedup::{CommitError, DedupLayer, Delivery, OnInFlight, Replay};
@@ -26,9 +28,9 @@ on_both!(
 );
 
 /// Commits, and answers with its body. With the header `sets`, it sets another response before, with `sets-late` after.
-/// With `waits` it takes three times the lease in between.
+/// With `waits` it then waits to be told.
 async fn handle<D: Db>(
-    State(pool): State<Pool<D::Database>>,
+    State((pool, go)): State<(Pool<D::Database>, Arc<Notify>)>,
     event: Delivery,
     headers: HeaderMap,
     body: String,
@@ -48,18 +50,23 @@ async fn handle<D: Db>(
         set();
     }
     if headers.contains_key("waits") {
-        tokio::time::sleep(3 * LEASE).await;
+        go.notified().await;
     }
     Ok((StatusCode::CREATED, body))
 }
 
 fn replaying<D: Db>(db: &D) -> Router {
-    let layer = DedupLayer::transactional(by_header(), db.adapter()).replay(Replay::new());
-    let layer = layer.on_in_flight(OnInFlight::Reject).lease(LEASE);
-    Router::new().route("/hook", post(handle::<D>)).layer(layer).with_state(db.pool().clone())
+    router(db, Duration::from_secs(60), Arc::default())
 }
 
-const LEASE: Duration = Duration::from_millis(400);
+fn router<D: Db>(db: &D, lease: Duration, go: Arc<Notify>) -> Router {
+    let layer = DedupLayer::transactional(by_header(), db.adapter()).replay(Replay::new());
+    let layer = layer.on_in_flight(OnInFlight::Reject).lease(lease);
+    // A busy machine must not cause a 503.
+    let layer = layer.store_timeout(Duration::from_secs(20));
+    let state = (db.pool().clone(), go);
+    Router::new().route("/hook", post(handle::<D>)).layer(layer).with_state(state)
+}
 
 async fn deliver(app: &Router, does: &'static str) -> (u16, String) {
     let request = Request::post("/hook").header("webhook-id", "a").header(does, "");
@@ -98,17 +105,21 @@ async fn response_that_is_set_after_the_commit_does_not_count<D: Db>() {
 
 /// Nobody has died, so no repetition gets an answer without the response.
 async fn event_is_in_flight_for_as_long_as_its_handler_makes_its_response<D: Db>() {
-    let db = D::create().await;
-    let app = replaying(&db);
+    let (db, go) = (D::create().await, Arc::new(Notify::new()));
+    // A claim whose reply comes after its lease is a 503.
+    let lease = Duration::from_secs(1);
+    let app = router(&db, lease, go.clone());
     let first = tokio::spawn({
         let app = app.clone();
         async move { deliver(&app, "waits").await }
     });
     while db.effects().await.is_empty() {
+        assert!(!first.is_finished(), "{:?}", first.await);
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    tokio::time::sleep(2 * LEASE).await;
+    tokio::time::sleep(2 * lease).await;
     assert_eq!(deliver(&app, "commits").await.0, 503);
+    go.notify_one();
     for made in [first.await.unwrap(), deliver(&app, "commits").await] {
         assert_eq!(made, (201, "made".to_owned()));
     }
