@@ -15,9 +15,8 @@ use super::errors::{is_locked, store_error, timed_out};
 use super::options::PostgresOptions;
 use super::params::key_hash;
 use super::schema::create_sql;
-use super::session::{Link, Session};
 use super::statements::{TableName, Wait};
-use super::store::PostgresStore;
+use super::store::{Link, PostgresStore, Session};
 use crate::error::StoreError;
 use crate::key::DedupKey;
 

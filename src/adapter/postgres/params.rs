@@ -74,22 +74,13 @@ pub(super) fn key_hash(key: &DedupKey) -> u128 {
     u128::from_be_bytes(first)
 }
 
-/// Returns each returned row, which begins with its key, with the index of the row that has this key.
-pub(super) fn with_indexes<'r>(
+/// Returns the index of the row of a batch that has the key of a returned row, which begins with it.
+pub(super) fn index_of(
     rows: &[&mut RowCall<'_>],
-    returned: &'r [PgRow],
-) -> Result<Vec<(usize, &'r PgRow)>, sqlx::Error> {
-    let mut indexes: Vec<_> = rows.iter().map(|row| row.call.hash).zip(0..).collect();
-    // The rows of a batch are sorted already.
-    indexes.sort_unstable();
-    let mut found = Vec::with_capacity(returned.len());
-    for row in returned {
-        let Uuid(key) = row.try_get(0)?;
-        if let Ok(at) = indexes.binary_search_by_key(&key, |(hash, _)| *hash) {
-            found.push((indexes[at].1, row));
-        }
-    }
-    Ok(found)
+    returned: &PgRow,
+) -> Result<Option<usize>, sqlx::Error> {
+    let Uuid(key) = returned.try_get(0)?;
+    Ok(rows.binary_search_by_key(&key, |row| row.call.hash).ok())
 }
 
 /// The longest time that is added to a `timestamptz`: ten thousand years.

@@ -6,12 +6,11 @@ use std::time::Duration;
 use serde_json::json;
 use sqlx::sqlite::{Sqlite, SqliteConnection, SqlitePool};
 
-use super::super::completion::{
-    CompletedIn, Completion, CompletionConnection, CompletionDatabase, Own, Sealed,
-};
+use super::super::completion::{Completion, Own};
 use super::super::contract::CallTerms;
 use super::super::sql::completion::completion_json;
 use super::super::sql::statement::query;
+use super::super::sqlx_transaction::{CompletionConnection, CompletionDatabase, Sealed};
 use super::statements::Statements;
 use super::write_lock::{FileLocks, WriteGuard, WriteLock, locked, locks_of};
 use crate::error::{StoreError, StoreErrorKind};
@@ -28,10 +27,10 @@ pub(super) fn completion(
     let event = |key: &DedupKey, sha256| json!([key.namespace(), key.id(), sha256]);
     let parameter = completion_json(keys, terms, terms.retention_ms(), mark, false, event);
     Completion::new(Arc::clone(&statements.completion), parameter).with_own(Own {
-        database: Some(CompletedIn::Sqlite { write_lock_timeout }),
+        check: Arc::clone(&statements.completion_check),
         #[cfg(feature = "postgres")]
         lean: None,
-        check: Some(Arc::clone(&statements.completion_check)),
+        write_lock_timeout: Some(write_lock_timeout),
     })
 }
 
@@ -50,11 +49,11 @@ impl CompletionDatabase for Sqlite {
     type Turn = (WriteGuard, WriteGuard);
 
     /// The line comes before the connection: handlers that wait leave the pool to the one that runs.
-    async fn line(
-        database: Option<CompletedIn>,
-        pool: &SqlitePool,
-    ) -> Result<Option<Line>, StoreError> {
-        let Some(CompletedIn::Sqlite { write_lock_timeout }) = database else { return Ok(None) };
+    async fn line(completion: &Completion, pool: &SqlitePool) -> Result<Option<Line>, StoreError> {
+        let own = completion.own.as_ref();
+        let Some(write_lock_timeout) = own.and_then(|own| own.write_lock_timeout) else {
+            return Ok(None);
+        };
         let FileLocks { writer, handlers } = &*locks_of(&pool.connect_options());
         let handler = locked(handlers, write_lock_timeout, StoreErrorKind::Timeout).await?;
         Ok(Some(Line { handler, writer: Arc::clone(writer), write_lock_timeout }))
@@ -76,11 +75,11 @@ impl Sealed for SqliteConnection {}
 
 impl CompletionConnection for SqliteConnection {
     async fn completes(&mut self, completion: &Completion, _: bool) -> Result<bool, sqlx::Error> {
+        // An error if the transaction has ended.
+        if sqlx::raw_sql("RELEASE tower_dedup").execute(&mut *self).await.is_err() {
+            return Ok(false);
+        }
         self.finds(completion.shared_sql(), completion.parameter()).await.map(|_| true)
-    }
-
-    async fn still_within(&mut self) -> Result<(), sqlx::Error> {
-        sqlx::raw_sql("RELEASE tower_dedup").execute(self).await.map(drop)
     }
 
     async fn finds(&mut self, sql: &Arc<str>, parameter: &str) -> Result<bool, sqlx::Error> {

@@ -1,7 +1,5 @@
 //! Parameters and columns: keys and their terms as JSON, rows as SQLite returns them.
 
-use std::collections::HashMap;
-
 use sqlx::Row as _;
 use sqlx::sqlite::SqliteRow;
 
@@ -74,18 +72,12 @@ fn try_read_row(row: &SqliteRow, fetch: Fetch) -> Result<Row, sqlx::Error> {
     read.with_stored(row, fetch)
 }
 
-/// Returns each returned row with the index of its key.
-pub(super) fn with_indexes<'r>(
+/// Returns the index of the row of a batch that has the key of a returned row.
+pub(super) fn index_of(
     rows: &[&mut RowCall<'_>],
-    returned: &'r [SqliteRow],
-) -> Result<Vec<(usize, &'r SqliteRow)>, sqlx::Error> {
-    let names = rows.iter().map(|row| (row.call.key.namespace(), row.call.key.id()));
-    let indexes: HashMap<(&str, &str), usize> = names.zip(0..).collect();
-    let mut found = Vec::with_capacity(returned.len());
-    for row in returned {
-        if let Some(index) = indexes.get(&(row.try_get("namespace")?, row.try_get("id")?)) {
-            found.push((*index, row));
-        }
-    }
-    Ok(found)
+    returned: &SqliteRow,
+) -> Result<Option<usize>, sqlx::Error> {
+    let names: (&str, &str) = (returned.try_get("namespace")?, returned.try_get("id")?);
+    let of = |row: &&mut RowCall<'_>| (row.call.key.namespace(), row.call.key.id()).cmp(&names);
+    Ok(rows.binary_search_by(of).ok())
 }
