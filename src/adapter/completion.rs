@@ -44,7 +44,7 @@ use std::time::Duration;
 /// ```
 #[derive(Clone)]
 pub struct Completion {
-    sql: Arc<str>,
+    pub(crate) sql: Arc<str>,
     parameter: String,
     /// The parameter of a statement that may be the first of its transaction.
     first: Option<String>,
@@ -107,11 +107,6 @@ impl Completion {
     /// On Postgres it returns one row with the column `completion`; on SQLite it returns none.
     #[must_use]
     pub fn sql(&self) -> &str {
-        &self.sql
-    }
-
-    #[cfg(any(feature = "postgres", feature = "sqlite"))]
-    pub(crate) fn shared_sql(&self) -> &Arc<str> {
         &self.sql
     }
 

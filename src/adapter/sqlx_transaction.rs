@@ -14,24 +14,17 @@ pub trait Sealed {}
 
 /// A database of sqlx in which [`Delivery::begin`](crate::Delivery::begin) begins a transaction.
 pub trait CompletionDatabase: Database<Connection: CompletionConnection> + Sealed {
-    /// The head of the line of handlers.
-    #[doc(hidden)]
-    type Line: Send + 'static;
-
     /// The right to a transaction, which is held to its end.
     #[doc(hidden)]
     type Turn: Send + Sync + 'static;
 
-    /// Waits for the handlers before. None if the store completes its events in another kind of database.
+    /// Returns a connection of the pool once a transaction may begin on it, and the right to it. `None` if the store
+    /// completes its events in another kind of database.
     #[doc(hidden)]
-    fn line(
+    fn connect<E: From<StoreError> + From<sqlx::Error> + Send>(
         completion: &Completion,
         pool: &Pool<Self>,
-    ) -> impl Future<Output = Result<Option<Self::Line>, StoreError>> + Send;
-
-    /// Waits until a transaction may begin, and returns the right to it.
-    #[doc(hidden)]
-    fn turn(line: Self::Line) -> impl Future<Output = Result<Self::Turn, StoreError>> + Send;
+    ) -> impl Future<Output = Result<Option<(PoolConnection<Self>, Self::Turn)>, E>> + Send;
 
     /// Returns the statement that begins a transaction with this mark.
     #[doc(hidden)]
@@ -116,24 +109,27 @@ pub(crate) fn fault(error: &sqlx::Error) -> Fault {
     }
 }
 
-/// Begins a transaction. The turn comes after the connection: while a handler waits for its pool, others write. `BEGIN`
+/// Begins a transaction; `None` if the store completes its events in another kind of database. `BEGIN`
 /// has a task of its own: in sqlx up to 0.9.0, a dropped one leaves its connection in a transaction
 /// ([sqlx#4385](https://github.com/transact-rs/sqlx/issues/4385)). Closes connections that sqlx believes to be in a
 /// transaction, and those in an aborted one: no transaction begins on them.
-pub(crate) async fn begin<DB: CompletionDatabase, E: From<StoreError> + From<sqlx::Error>>(
+pub(crate) async fn begin<
+    DB: CompletionDatabase,
+    E: From<StoreError> + From<sqlx::Error> + Send,
+>(
     pool: &Pool<DB>,
+    completion: &Completion,
     mark: &str,
-    line: DB::Line,
-) -> Result<(Transaction<'static, DB>, DB::Turn), E> {
-    let mut connection = acquire(pool).await?;
-    let turn = DB::turn(line).await?;
+) -> Result<Option<(Transaction<'static, DB>, DB::Turn)>, E> {
+    let connected = DB::connect::<E>(completion, pool).await?;
+    let Some((mut connection, turn)) = connected else { return Ok(None) };
     let (pool, statement) = (pool.clone(), DB::begin_statement(mark));
     let begin = async move {
         for _ in 0..=pool.options().get_max_connections() {
             let statement = sqlx::AssertSqlSafe(statement.clone()).into_sql_str();
             let begun = Transaction::begin(connection, Some(statement)).await;
             if !begun.as_ref().is_err_and(is_of_an_aborted_transaction) {
-                return Ok((begun?, turn));
+                return Ok(Some((begun?, turn)));
             }
             let _ = pool.acquire().await?.close().await;
             connection = acquire(&pool).await?;

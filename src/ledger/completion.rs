@@ -71,12 +71,11 @@ impl Delivery {
         let held = self.held()?;
         let mark = mark(held);
         let completion = held.completion(self.completes(), Some(&mark))?;
-        let line = DB::line(&completion, pool).await?;
-        let line = line.ok_or_else(|| {
+        let begun = begin::<_, CommitError>(pool, &completion, &mark).await?;
+        let (transaction, turn) = begun.ok_or_else(|| {
             let fault = "the pool leads to another kind of database than the store";
             CommitError::new(CommitErrorKind::Config, fault)
         })?;
-        let (transaction, turn) = begin::<_, CommitError>(pool, &mark, line).await?;
         // The handler writes after all.
         held.unset(NOTHING);
         let event = self.clone();
@@ -113,7 +112,7 @@ impl Delivery {
         connection: &mut C,
     ) -> Result<(), CommitError> {
         let completion = self.completion()?;
-        let ran = connection.finds(completion.shared_sql(), completion.parameter()).await;
+        let ran = connection.finds(&completion.sql, completion.parameter()).await;
         self.noting_refusal(ran.map(drop).map_err(CommitError::from))
     }
 

@@ -3,12 +3,13 @@
 use std::sync::Arc;
 
 use serde_json::json;
+use sqlx::pool::PoolConnection;
 use sqlx::postgres::{PgConnection, PgPool, Postgres};
 
 use super::super::completion::{Completion, Lean, Own};
 use super::super::sql::completion::{completion_json, idle_ms};
 use super::super::sql::statement::query;
-use super::super::sqlx_transaction::{CompletionConnection, CompletionDatabase, Sealed};
+use super::super::sqlx_transaction::{CompletionConnection, CompletionDatabase, Sealed, acquire};
 use super::super::terms::CallTerms;
 use super::params::{Uuid, key_hash, retention_ms};
 use super::statements::Statements;
@@ -56,16 +57,16 @@ pub(super) fn completion(
 impl Sealed for Postgres {}
 
 impl CompletionDatabase for Postgres {
-    type Line = ();
     type Turn = ();
 
-    async fn line(completion: &Completion, _: &PgPool) -> Result<Option<()>, StoreError> {
-        let own = completion.own.as_ref();
-        Ok(own.filter(|own| own.write_lock_timeout.is_none()).map(drop))
-    }
-
-    async fn turn((): ()) -> Result<(), StoreError> {
-        Ok(())
+    async fn connect<E: From<StoreError> + From<sqlx::Error> + Send>(
+        completion: &Completion,
+        pool: &PgPool,
+    ) -> Result<Option<(PoolConnection<Self>, ())>, E> {
+        match &completion.own {
+            Some(own) if own.write_lock_timeout.is_none() => Ok(Some((acquire(pool).await?, ()))),
+            _ => Ok(None),
+        }
     }
 
     /// One message. A SELECT would forbid the handler's `SET TRANSACTION`.
@@ -84,7 +85,7 @@ impl CompletionConnection for PgConnection {
     ) -> Result<bool, sqlx::Error> {
         let lean = completion.own.as_ref().and_then(|own| own.lean.as_ref());
         let Some(lean) = lean.filter(|_| is_last) else {
-            return self.finds(completion.shared_sql(), completion.parameter()).await.map(|_| true);
+            return self.finds(&completion.sql, completion.parameter()).await.map(|_| true);
         };
         let update = query(&lean.sql)
             .bind(Uuid(lean.key))

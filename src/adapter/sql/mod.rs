@@ -3,7 +3,6 @@
 
 mod batch;
 pub(super) mod completion;
-pub(super) mod errors;
 mod inspection;
 mod options;
 mod purge;

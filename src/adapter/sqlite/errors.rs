@@ -4,7 +4,7 @@
 
 use sqlx::error::DatabaseError;
 
-use super::super::sql::errors;
+use super::super::sql::statement;
 use crate::error::StoreError;
 
 const BUSY: i64 = 5;
@@ -17,7 +17,7 @@ const CONSTRAINT: i64 = 19;
 const MISMATCH: i64 = 20;
 
 pub(super) fn store_error(context: &'static str, error: sqlx::Error) -> StoreError {
-    errors::store_error(context, error, is_refusal)
+    statement::store_error(context, error, is_refusal)
 }
 
 /// Returns `true` if a statement with this error changed nothing.
