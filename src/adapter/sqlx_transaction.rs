@@ -9,6 +9,9 @@ use sqlx::{Connection, Database, Pool, SqlSafeStr, Transaction};
 use super::completion::Completion;
 use crate::error::StoreError;
 
+/// A connection on which a transaction may begin, and the right to it.
+pub(crate) type Connected<DB> = Option<(PoolConnection<DB>, <DB as CompletionDatabase>::Turn)>;
+
 /// Prevents implementations of [`CompletionDatabase`] and [`CompletionConnection`] in other crates.
 pub trait Sealed {}
 
@@ -24,7 +27,7 @@ pub trait CompletionDatabase: Database<Connection: CompletionConnection> + Seale
     fn connect<E: From<StoreError> + From<sqlx::Error> + Send>(
         completion: &Completion,
         pool: &Pool<Self>,
-    ) -> impl Future<Output = Result<Option<(PoolConnection<Self>, Self::Turn)>, E>> + Send;
+    ) -> impl Future<Output = Result<Connected<Self>, E>> + Send;
 
     /// Returns the statement that begins a transaction with this mark.
     #[doc(hidden)]

@@ -3,13 +3,14 @@
 use std::sync::Arc;
 
 use serde_json::json;
-use sqlx::pool::PoolConnection;
 use sqlx::postgres::{PgConnection, PgPool, Postgres};
 
 use super::super::completion::{Completion, Lean, Own};
 use super::super::sql::completion::{completion_json, idle_ms};
 use super::super::sql::statement::query;
-use super::super::sqlx_transaction::{CompletionConnection, CompletionDatabase, Sealed, acquire};
+use super::super::sqlx_transaction::{
+    CompletionConnection, CompletionDatabase, Connected, Sealed, acquire,
+};
 use super::super::terms::CallTerms;
 use super::params::{Uuid, key_hash, retention_ms};
 use super::statements::Statements;
@@ -31,7 +32,7 @@ pub(super) fn completion(
             retention,
             mark,
             first,
-            |key, sha256| json!({ "key": Uuid(key_hash(key)).to_string(), "sha256": sha256 }),
+            |key, sha256| json!({ "key": format!("{:032x}", key_hash(key)), "sha256": sha256 }),
         )
     };
     let sql = Arc::clone(&statements.completion);
@@ -62,7 +63,7 @@ impl CompletionDatabase for Postgres {
     async fn connect<E: From<StoreError> + From<sqlx::Error> + Send>(
         completion: &Completion,
         pool: &PgPool,
-    ) -> Result<Option<(PoolConnection<Self>, ())>, E> {
+    ) -> Result<Connected<Self>, E> {
         match &completion.own {
             Some(own) if own.write_lock_timeout.is_none() => Ok(Some((acquire(pool).await?, ()))),
             _ => Ok(None),

@@ -428,7 +428,7 @@ mod tests {
             assert_eq!(probe.bound(SECOND), 12 * SECOND);
             let mut waiting = Box::pin(senders.permission(Sender::Other));
             assert!(waiting.as_mut().now_or_never().is_none(), "{lost:?}");
-            tokio::time::advance(60 * SECOND).await;
+            time::advance(60 * SECOND).await;
             senders.succeeded(succeeded);
             let others = senders.permission(Sender::Batch).now_or_never();
             assert_eq!(others.is_some(), is_over, "{lost:?} {succeeded:?}");

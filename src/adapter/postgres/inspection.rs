@@ -79,7 +79,7 @@ impl MaintenanceAdapter for PostgresAdapter {
                     .bind(filter.id_part.as_deref())
                     .bind(i64::from(limit))
             };
-            let cursor = |row: &PgRow| Ok(row.try_get::<Uuid, _>("key")?.to_string());
+            let cursor = |row: &PgRow| Ok(cursor_at(row.try_get::<Uuid, _>("key")?.0));
             let read = |row: &PgRow| read_row(row, Fetch::Nothing);
             let listed = store.fetch(LONG_READ, &store.statements(Wait::Briefly).list, &bind).await;
             let listed = listed.and_then(|it| listing(&it.rows, limit, cursor, read));
@@ -137,10 +137,15 @@ impl MaintenanceAdapter for PostgresAdapter {
     }
 }
 
-/// Reads a cursor: the last key, as 32 hexadecimal digits.
+/// Returns the cursor behind a key: its hexadecimal digits.
+fn cursor_at(key: u128) -> String {
+    format!("{key:032x}")
+}
+
+/// Reads a text that [`cursor_at`] makes of a key.
 fn read_cursor(cursor: &str) -> Result<Uuid, StoreError> {
-    let key = u128::from_str_radix(cursor, 16).map(Uuid).ok();
-    key.filter(|key| key.to_string() == cursor).ok_or_else(|| {
+    let key = u128::from_str_radix(cursor, 16).ok();
+    key.filter(|key| cursor_at(*key) == cursor).map(Uuid).ok_or_else(|| {
         StoreError::new(StoreErrorKind::Refused, "listing keys: the cursor is not of this store")
     })
 }

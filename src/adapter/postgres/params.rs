@@ -1,7 +1,5 @@
 //! Parameters and columns: keys and their terms as Postgres takes them, rows as it returns them.
 
-use std::fmt;
-
 use sha2::{Digest, Sha256};
 use sqlx::encode::IsNull;
 use sqlx::error::BoxDynError;
@@ -23,12 +21,6 @@ pub(super) struct Uuid(pub(super) u128);
 // The type numbers of the catalogue: <https://github.com/postgres/postgres/blob/master/src/include/catalog/pg_type.dat>.
 const UUID: PgTypeInfo = PgTypeInfo::with_oid(Oid(2950));
 const UUID_ARRAY: PgTypeInfo = PgTypeInfo::with_oid(Oid(2951));
-
-impl fmt::Display for Uuid {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:032x}", self.0)
-    }
-}
 
 impl Type<Postgres> for Uuid {
     fn type_info() -> PgTypeInfo {
@@ -101,8 +93,10 @@ pub(super) fn uuids(rows: &[&mut RowCall<'_>]) -> Vec<Uuid> {
     rows.iter().map(|row| Uuid(row.call.hash)).collect()
 }
 
-/// Binds the rows of a statement, `$1` to `$11`: keys and data as arrays, and their terms, which are equal. A statement may
-/// use fewer. Types, and each column of stored data, are null as a whole if no row has any.
+/// Binds the rows of a statement, `$1` to `$11`: the arrays of keys, namespaces, ids and tokens, the retention in
+/// milliseconds, the array of the events' types, the lease in milliseconds, and the arrays of the payload's SHA-256 and of
+/// the response's status, headers and body. A statement may use fewer. Types, and each column of stored data, are null as
+/// a whole if no row has any.
 pub(super) fn bind_rows(query: Bound, rows: &[&mut RowCall<'_>]) -> Bound {
     let calls = || rows.iter().map(|row| &**row.call);
     let types = calls().any(|call| call.terms.has_event_types());

@@ -29,7 +29,7 @@ use super::super::contract::{CallTerms, ClaimReply, Completion, Fetch, RenewRepl
 use super::super::sql::statement::query;
 use super::super::sql::{
     Common, Failed, Kind, READING_RESPONSE, Row, RowCall, RowExecutor, RowReply, SqlStore, TRIES,
-    completed, unanswered,
+    completed, in_task, unanswered,
 };
 use super::completion::completion;
 use super::connections::{Connections, Fetched, Permission, Sender, Work};
@@ -158,17 +158,16 @@ impl SqlStore for PostgresStore {
     /// For one call at a time, and in a task of its own: a migration that was dropped would leave a session on the
     /// server.
     async fn prepare(self: &Arc<Self>) -> Result<(), StoreError> {
-        let turn = Arc::clone(&self.migration).lock_owned().await;
-        if self.common.has_table() {
-            return Ok(());
-        }
-        let store = Arc::clone(self);
-        let prepare = async move {
+        let (store, turn) = (Arc::clone(self), Arc::clone(&self.migration).lock_owned());
+        let prepare = move |turn| async move {
             let _turn = turn;
+            if store.common.has_table() {
+                return Ok(());
+            }
             store.find_or_make(store.options.makes_table, Some(MIGRATION_WAIT)).await
         };
-        let prepared = tokio::spawn(prepare).await;
-        prepared.unwrap_or_else(|_| Err(StoreError::new(StoreErrorKind::Unavailable, PREPARING)))
+        let prepared = in_task(async { Ok(turn.await) }, prepare).await;
+        prepared.unwrap_or_else(|| Err(StoreError::new(StoreErrorKind::Unavailable, PREPARING)))
     }
 
     fn hash(key: &DedupKey) -> u128 {

@@ -52,6 +52,12 @@ macro_rules! statements {
                 }
             }
 
+            /// Returns the statement that reads rows with as much of their stored data.
+            $visibility fn read(&self, fetch: $crate::adapter::contract::Fetch) -> &std::sync::Arc<str> {
+                let with_response = fetch == $crate::adapter::contract::Fetch::DigestAndResponse;
+                if with_response { &self.get } else { &self.read }
+            }
+
             /// Returns the statements by their names, for tests of their plans.
             #[cfg(feature = "testing")]
             $visibility fn by_name(&self) -> Vec<(&'static str, std::sync::Arc<str>)> {

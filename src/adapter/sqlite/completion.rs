@@ -4,14 +4,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::json;
-use sqlx::pool::PoolConnection;
 use sqlx::sqlite::{Sqlite, SqliteConnection, SqlitePool};
 
 use super::super::completion::{Completion, Own};
 use super::super::contract::CallTerms;
 use super::super::sql::completion::completion_json;
 use super::super::sql::statement::query;
-use super::super::sqlx_transaction::{CompletionConnection, CompletionDatabase, Sealed, acquire};
+use super::super::sqlx_transaction::{
+    CompletionConnection, CompletionDatabase, Connected, Sealed, acquire,
+};
 use super::statements::Statements;
 use super::write_lock::{FileLocks, WriteGuard, locked, locks_of};
 use crate::error::{StoreError, StoreErrorKind};
@@ -46,7 +47,7 @@ impl CompletionDatabase for Sqlite {
     async fn connect<E: From<StoreError> + From<sqlx::Error> + Send>(
         completion: &Completion,
         pool: &SqlitePool,
-    ) -> Result<Option<(PoolConnection<Self>, Self::Turn)>, E> {
+    ) -> Result<Connected<Self>, E> {
         let own = completion.own.as_ref();
         let Some(bound) = own.and_then(|own| own.write_lock_timeout) else { return Ok(None) };
         let FileLocks { writer, handlers } = &*locks_of(&pool.connect_options());

@@ -17,30 +17,24 @@ pub(super) fn keys_json<'k>(keys: impl IntoIterator<Item = &'k DedupKey>) -> Str
 /// the payload's SHA-256 and the response's status, headers and body follow; null where there is
 /// nothing. Bytes are in hex.
 pub(super) fn rows_json(rows: &[&mut RowCall<'_>]) -> String {
-    let terms = |call: &Call| (hex(call.terms.token().as_bytes()), call.terms.retention_ms());
-    if !rows.iter().any(|row| row.call.stores_data()) {
-        return json(rows.iter().map(|RowCall { call, .. }| {
-            let ((token, retention), key) = (terms(call), &call.key);
-            let event_type = call.terms.event_type_for(key);
-            (key.namespace(), key.id(), token, retention, call.lease_ms(), event_type)
-        }));
+    fn head(call: &Call) -> (&str, &str, String, i64, Option<i64>, Option<&str>) {
+        let (key, terms) = (&call.key, &call.terms);
+        let (token, retention) = (hex(terms.token().as_bytes()), terms.retention_ms());
+        let event_type = terms.event_type_for(key);
+        (key.namespace(), key.id(), token, retention, call.lease_ms(), event_type)
     }
-    json(rows.iter().map(|RowCall { call, .. }| {
-        let ((token, retention), key) = (terms(call), &call.key);
-        let data = call.terms.stored_data_for(key).unwrap_or_default();
+    if !rows.iter().any(|row| row.call.stores_data()) {
+        return json(rows.iter().map(|row| head(row.call)));
+    }
+    json(rows.iter().map(|row| {
+        let (namespace, id, token, retention, lease, event_type) = head(row.call);
+        let data = row.call.terms.stored_data_for(&row.call.key).unwrap_or_default();
         let response = data.response.as_deref();
-        (
-            key.namespace(),
-            key.id(),
-            token,
-            retention,
-            call.lease_ms(),
-            call.terms.event_type_for(key),
-            data.payload_sha256.map(|digest| hex(&digest)),
-            response.map(|response| response.status.as_u16()),
-            response.map(StoredResponse::headers_json),
-            response.map(|response| hex(&response.body)),
-        )
+        let digest = data.payload_sha256.map(|digest| hex(&digest));
+        let status = response.map(|response| response.status.as_u16());
+        let headers = response.map(StoredResponse::headers_json);
+        let body = response.map(|response| hex(&response.body));
+        (namespace, id, token, retention, lease, event_type, digest, status, headers, body)
     }))
 }
 

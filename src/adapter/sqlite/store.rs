@@ -97,10 +97,10 @@ impl SqliteStore {
     }
 
     async fn check_settings(&self) -> Result<(), sqlx::Error> {
-        let synchronous: i64 =
-            sqlx::query_scalar("PRAGMA synchronous").fetch_one(&self.writer).await?;
-        let journal: String =
-            sqlx::query_scalar("PRAGMA journal_mode").fetch_one(&self.writer).await?;
+        let settings =
+            "SELECT synchronous, journal_mode FROM pragma_synchronous, pragma_journal_mode";
+        let (synchronous, journal): (i64, String) =
+            sqlx::query_as(settings).fetch_one(&self.writer).await?;
         if synchronous < 2 {
             observe::sqlite_is_not_durable(synchronous);
         }
