@@ -52,7 +52,7 @@ const LEVELS: &[(&str, Levels)] = &[
         "adapter",
         &[
             &["completion", "stored"],
-            &["terms", "replies"],
+            &["terms", "replies", "sqlx_transaction"],
             &["contract"],
             &["inspect"],
             &["around", "transaction"],

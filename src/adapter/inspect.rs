@@ -306,16 +306,10 @@ impl FromStr for KeyState {
     type Err = StoreError;
 
     fn from_str(name: &str) -> Result<Self, StoreError> {
-        match name {
-            "in-flight" => Ok(Self::InFlight),
-            "lapsed" => Ok(Self::Lapsed),
-            "released" => Ok(Self::Released),
-            "complete" => Ok(Self::Complete),
-            _ => Err(StoreError::new(
-                StoreErrorKind::Refused,
-                "reading a state: in-flight, lapsed, released or complete is needed",
-            )),
-        }
+        const NEEDED: &str = "reading a state: in-flight, lapsed, released or complete is needed";
+        let states = [Self::InFlight, Self::Lapsed, Self::Released, Self::Complete];
+        let state = states.into_iter().find(|state| state.to_string() == name);
+        state.ok_or_else(|| StoreError::new(StoreErrorKind::Refused, NEEDED))
     }
 }
 

@@ -37,14 +37,14 @@ mod replies;
 mod sql;
 #[cfg(feature = "sqlite")]
 mod sqlite;
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+pub(crate) mod sqlx_transaction;
 mod stored;
 mod terms;
 mod transaction;
 
 #[cfg(feature = "redis")]
 pub use self::redis::{RedisAdapter, RedisClient, RedisOptions};
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
-pub use completion::{CompletionConnection, CompletionDatabase};
 pub use connect::connect;
 #[cfg(feature = "memory")]
 pub use memory::MemoryAdapter;
@@ -54,5 +54,7 @@ pub use postgres::{PostgresAdapter, PostgresOptions};
 pub use sql::Purging;
 #[cfg(feature = "sqlite")]
 pub use sqlite::{SqliteAdapter, SqliteOptions};
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+pub use sqlx_transaction::{CompletionConnection, CompletionDatabase};
 pub(crate) use terms::{EventTypes, Payloads};
 pub use transaction::TransactionAdapter;

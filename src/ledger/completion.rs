@@ -21,9 +21,11 @@ use sqlx::{Database, Pool, Transaction};
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 use super::held::{COMMITTED, REFUSED};
 use super::held::{LeaseTerms, NOTHING};
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
-use crate::adapter::completion::{CompletionConnection, CompletionDatabase, Fault, begin, fault};
 use crate::adapter::contract::{Completion, StoredResponse};
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+use crate::adapter::sqlx_transaction::{
+    CompletionConnection, CompletionDatabase, Fault, begin, fault,
+};
 use crate::delivery::Delivery;
 use crate::error::{BoxError, StoreError, StoreErrorKind};
 use crate::key::DedupKey;
@@ -69,12 +71,11 @@ impl Delivery {
         let held = self.held()?;
         let mark = mark(held);
         let completion = held.completion(self.completes(), Some(&mark))?;
-        let line = DB::line(completion.own.database, pool).await?;
-        let line = line.ok_or_else(|| {
+        let begun = begin::<_, CommitError>(pool, &completion, &mark).await?;
+        let (transaction, turn) = begun.ok_or_else(|| {
             let fault = "the pool leads to another kind of database than the store";
             CommitError::new(CommitErrorKind::Config, fault)
         })?;
-        let (transaction, turn) = begin::<_, CommitError>(pool, &mark, line).await?;
         // The handler writes after all.
         held.unset(NOTHING);
         let event = self.clone();
@@ -111,7 +112,7 @@ impl Delivery {
         connection: &mut C,
     ) -> Result<(), CommitError> {
         let completion = self.completion()?;
-        let ran = connection.finds(completion.shared_sql(), completion.parameter()).await;
+        let ran = connection.finds(&completion.sql, completion.parameter()).await;
         self.noting_refusal(ran.map(drop).map_err(CommitError::from))
     }
 
@@ -267,10 +268,6 @@ impl<DB: CompletionDatabase> DedupTx<DB> {
             *completion = held.completion(keys, Some(&mark(held)))?;
         }
         let written = async {
-            connection
-                .still_within()
-                .await
-                .map_err(|error| CommitError::new(CommitErrorKind::Refused, error))?;
             let is_written = connection.completes(completion, is_last).await?;
             CommitError::refused_unless(is_written)
         };
@@ -283,8 +280,8 @@ impl<DB: CompletionDatabase> DedupTx<DB> {
         if event.completes().is_empty() {
             return Ok(());
         }
-        let stands = match &completion.own.check {
-            Some(check) => transaction.finds(check, completion.parameter()).await?,
+        let stands = match &completion.own {
+            Some(own) => transaction.finds(&own.check, completion.parameter()).await?,
             None => false,
         };
         event.noting_refusal(CommitError::refused_unless(stands))

@@ -15,9 +15,8 @@ use super::errors::{is_locked, store_error, timed_out};
 use super::options::PostgresOptions;
 use super::params::key_hash;
 use super::schema::create_sql;
-use super::session::{Link, Session};
 use super::statements::{TableName, Wait};
-use super::store::PostgresStore;
+use super::store::{Link, PostgresStore, Session};
 use crate::error::StoreError;
 use crate::key::DedupKey;
 
@@ -138,37 +137,30 @@ impl PostgresAdapter {
         key: &DedupKey,
         retention: Duration,
     ) -> Result<ClaimReply, StoreError> {
-        let fault = |error| store_error("claiming a key in a transaction", error);
-        let store = ready(self).await?;
+        let store = Arc::clone(ready(self).await?);
         let terms = CallTerms::on_claim(Token::random(), retention);
         let call = Call::new(Kind::ClaimComplete, key, &terms, key_hash(key));
         // This caller waits.
         let _caller = Arc::clone(&call);
         let mut row = RowCall::new(&call);
-        // A wait that is too long must not abort the user's transaction.
-        let mut savepoint = connection.begin().await.map_err(fault)?;
-        let timeout: String =
-            sqlx::query_scalar("SELECT pg_catalog.current_setting('lock_timeout')")
-                .fetch_one(&mut *savepoint)
-                .await
-                .map_err(fault)?;
-        let link = Link::Within(&mut savepoint);
-        let mut session = Session::new(Arc::clone(store), link, Wait::Briefly);
-        let ran = session.run(Kind::ClaimComplete, slice::from_mut(&mut row), false).await;
-        match ran {
-            Err(error) if is_locked(&error) => {
-                savepoint.rollback().await.map_err(fault)?;
-                return Ok(ClaimReply::InFlight);
+        let claim = async {
+            // A wait that is too long must not abort the user's transaction.
+            let mut savepoint = connection.begin().await?;
+            let timeout = "SELECT pg_catalog.current_setting('lock_timeout')";
+            let timeout: String = sqlx::query_scalar(timeout).fetch_one(&mut *savepoint).await?;
+            let mut session = Session::new(store, Link::Within(&mut savepoint), Wait::Briefly);
+            match session.run(Kind::ClaimComplete, slice::from_mut(&mut row), false).await {
+                // Without a reply, the key is in flight.
+                Err(error) if is_locked(&error) => return savepoint.rollback().await,
+                ran => ran?,
             }
-            ran => ran.map_err(fault)?,
-        }
-        // The claim has set its own.
-        sqlx::query("SELECT pg_catalog.set_config('lock_timeout', $1, true)")
-            .bind(timeout)
-            .execute(&mut *savepoint)
-            .await
-            .map_err(fault)?;
-        savepoint.commit().await.map_err(fault)?;
+            // The claim has set its own.
+            let set_back = sqlx::query("SELECT pg_catalog.set_config('lock_timeout', $1, true)");
+            set_back.bind(timeout).execute(&mut *savepoint).await?;
+            savepoint.commit().await
+        };
+        let claim = claim.await;
+        claim.map_err(|error| store_error("claiming a key in a transaction", error))?;
         claimed(row.reply)
     }
 }

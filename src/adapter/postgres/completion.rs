@@ -5,11 +5,12 @@ use std::sync::Arc;
 use serde_json::json;
 use sqlx::postgres::{PgConnection, PgPool, Postgres};
 
-use super::super::completion::{
-    CompletedIn, Completion, CompletionConnection, CompletionDatabase, Lean, Own, Sealed,
-};
+use super::super::completion::{Completion, Lean, Own};
 use super::super::sql::completion::{completion_json, idle_ms};
 use super::super::sql::statement::query;
+use super::super::sqlx_transaction::{
+    CompletionConnection, CompletionDatabase, Connected, Sealed, acquire,
+};
 use super::super::terms::CallTerms;
 use super::params::{Uuid, key_hash, retention_ms};
 use super::statements::Statements;
@@ -31,13 +32,12 @@ pub(super) fn completion(
             retention,
             mark,
             first,
-            |key, sha256| json!({ "key": Uuid(key_hash(key)).to_string(), "sha256": sha256 }),
+            |key, sha256| json!({ "key": format!("{:032x}", key_hash(key)), "sha256": sha256 }),
         )
     };
     let sql = Arc::clone(&statements.completion);
     let Some(mark) = mark else {
-        let own = Own { database: Some(CompletedIn::Postgres), ..Own::default() };
-        return Completion::new(sql, json(false)).with_first(json(true)).with_own(own);
+        return Completion::new(sql, json(false)).with_first(json(true));
     };
     let lean = match keys {
         [only] if terms.stores_nothing_with(only) => Some(Lean {
@@ -50,27 +50,24 @@ pub(super) fn completion(
         }),
         _ => None,
     };
-    let check = Some(Arc::clone(&statements.completion_check));
+    let check = Arc::clone(&statements.completion_check);
     // The mark shows the transaction, whatever was written before.
-    Completion::new(sql, json(true)).with_own(Own {
-        database: Some(CompletedIn::Postgres),
-        lean,
-        check,
-    })
+    Completion::new(sql, json(true)).with_own(Own { check, lean, write_lock_timeout: None })
 }
 
 impl Sealed for Postgres {}
 
 impl CompletionDatabase for Postgres {
-    type Line = ();
     type Turn = ();
 
-    async fn line(database: Option<CompletedIn>, _: &PgPool) -> Result<Option<()>, StoreError> {
-        Ok((database == Some(CompletedIn::Postgres)).then_some(()))
-    }
-
-    async fn turn((): ()) -> Result<(), StoreError> {
-        Ok(())
+    async fn connect<E: From<StoreError> + From<sqlx::Error> + Send>(
+        completion: &Completion,
+        pool: &PgPool,
+    ) -> Result<Connected<Self>, E> {
+        match &completion.own {
+            Some(own) if own.write_lock_timeout.is_none() => Ok(Some((acquire(pool).await?, ()))),
+            _ => Ok(None),
+        }
     }
 
     /// One message. A SELECT would forbid the handler's `SET TRANSACTION`.
@@ -87,8 +84,9 @@ impl CompletionConnection for PgConnection {
         completion: &Completion,
         is_last: bool,
     ) -> Result<bool, sqlx::Error> {
-        let Some(lean) = completion.own.lean.as_ref().filter(|_| is_last) else {
-            return self.finds(completion.shared_sql(), completion.parameter()).await.map(|_| true);
+        let lean = completion.own.as_ref().and_then(|own| own.lean.as_ref());
+        let Some(lean) = lean.filter(|_| is_last) else {
+            return self.finds(&completion.sql, completion.parameter()).await.map(|_| true);
         };
         let update = query(&lean.sql)
             .bind(Uuid(lean.key))
@@ -97,11 +95,6 @@ impl CompletionConnection for PgConnection {
             .bind(lean.retention_ms)
             .bind(lean.idle_ms.to_string());
         Ok(update.fetch_optional(self).await?.is_some())
-    }
-
-    /// The completion itself looks for the mark.
-    async fn still_within(&mut self) -> Result<(), sqlx::Error> {
-        Ok(())
     }
 
     async fn finds(&mut self, sql: &Arc<str>, parameter: &str) -> Result<bool, sqlx::Error> {

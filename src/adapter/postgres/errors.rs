@@ -5,7 +5,7 @@
 use sqlx::error::DatabaseError;
 use sqlx::postgres::{PgDatabaseError, PgSeverity};
 
-use super::super::sql::errors;
+use super::super::sql::statement;
 use crate::error::{StoreError, StoreErrorKind};
 
 pub(super) fn store_error(context: &'static str, error: sqlx::Error) -> StoreError {
@@ -16,7 +16,7 @@ pub(super) fn store_error(context: &'static str, error: sqlx::Error) -> StoreErr
                     (PgBouncer needs version 1.21 and max_prepared_statements above 0)";
         return StoreError::new(StoreErrorKind::Config, text).with_source(error);
     }
-    errors::store_error(context, error, is_refusal)
+    statement::store_error(context, error, is_refusal)
 }
 
 /// The classes of SQLSTATEs by which the server refuses a statement, which it then rolls back, and 57014 (cancelled).

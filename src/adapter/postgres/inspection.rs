@@ -10,11 +10,11 @@ use sqlx::postgres::PgRow;
 use super::super::contract::{Fetch, StoreFuture};
 use super::super::inspect::{Entry, ForgetReply, ListFilter, Listing, MaintenanceAdapter, Stats};
 use super::super::sql::{Columns as _, SqlAdapter as _, TRIES, listing, ready, stats};
-use super::abandoned::Work;
 use super::adapter::PostgresAdapter;
-use super::connections::Fetched;
+use super::connections::{Fetched, Work};
 use super::errors::{is_locked, store_error};
 use super::params::{Bound, Uuid, key_hash, read_row};
+use super::statements::Wait;
 use crate::error::{StoreError, StoreErrorKind};
 use crate::key::DedupKey;
 
@@ -27,7 +27,8 @@ impl MaintenanceAdapter for PostgresAdapter {
         Box::pin(async move {
             let store = ready(self).await?;
             let bind = |query: Bound| query.bind(i64::from(limit));
-            let purged = store.fetch(LONG_WRITE, |all| &all.purge, &bind).await;
+            let purged =
+                store.fetch(LONG_WRITE, &store.statements(Wait::Briefly).purge, &bind).await;
             let count =
                 purged.and_then(|it| it.rows.first().map_or(Ok(0), |row| row.count("count")));
             count.map_err(|error| store_error("purging", error))
@@ -38,7 +39,9 @@ impl MaintenanceAdapter for PostgresAdapter {
         Box::pin(async move {
             let store = ready(self).await?;
             let read = async {
-                let read = store.fetch(LONG_READ, |all| &all.stats, &|query| query).await?;
+                let read = store
+                    .fetch(LONG_READ, &store.statements(Wait::Briefly).stats, &|query| query)
+                    .await?;
                 let Some(row) = read.rows.first() else { return Ok(Stats::default()) };
                 let mut stats = Stats { bytes: Some(row.count("bytes")?), ..stats(row)? };
                 if !stats.is_exact {
@@ -76,9 +79,9 @@ impl MaintenanceAdapter for PostgresAdapter {
                     .bind(filter.id_part.as_deref())
                     .bind(i64::from(limit))
             };
-            let cursor = |row: &PgRow| Ok(row.try_get::<Uuid, _>("key")?.to_string());
+            let cursor = |row: &PgRow| Ok(cursor_at(row.try_get::<Uuid, _>("key")?.0));
             let read = |row: &PgRow| read_row(row, Fetch::Nothing);
-            let listed = store.fetch(LONG_READ, |all| &all.list, &bind).await;
+            let listed = store.fetch(LONG_READ, &store.statements(Wait::Briefly).list, &bind).await;
             let listed = listed.and_then(|it| listing(&it.rows, limit, cursor, read));
             listed.map_err(|error| store_error("listing keys", error))
         })
@@ -109,9 +112,9 @@ impl MaintenanceAdapter for PostgresAdapter {
                 if let Some(reply) = row.forgotten() {
                     return Ok(reply);
                 }
+                let all = store.statements(Wait::Briefly);
                 let bind = |query: Bound| query.bind(Uuid(key_hash(key))).bind(row.version);
-                let forgotten =
-                    store.fetch((Work::DurableWrite, 1), |all| &all.forget, &bind).await;
+                let forgotten = store.fetch((Work::DurableWrite, 1), &all.forget, &bind).await;
                 if forgotten.as_ref().is_err_and(is_locked) {
                     return Ok(ForgetReply::InFlight);
                 }
@@ -134,10 +137,15 @@ impl MaintenanceAdapter for PostgresAdapter {
     }
 }
 
-/// Reads a cursor: the last key, as 32 hexadecimal digits.
+/// Returns the cursor behind a key: its hexadecimal digits.
+fn cursor_at(key: u128) -> String {
+    format!("{key:032x}")
+}
+
+/// Reads a text that [`cursor_at`] makes of a key.
 fn read_cursor(cursor: &str) -> Result<Uuid, StoreError> {
-    let key = u128::from_str_radix(cursor, 16).map(Uuid).ok();
-    key.filter(|key| key.to_string() == cursor).ok_or_else(|| {
+    let key = u128::from_str_radix(cursor, 16).ok();
+    key.filter(|key| cursor_at(*key) == cursor).map(Uuid).ok_or_else(|| {
         StoreError::new(StoreErrorKind::Refused, "listing keys: the cursor is not of this store")
     })
 }

@@ -4,7 +4,6 @@
 //!    duplicate two, and a takeover three. While half of the keys are known, claims read first.
 //! 2. No error is recognised by its text. A unique violation never happens.
 
-mod abandoned;
 mod adapter;
 mod completion;
 mod connections;
@@ -13,7 +12,6 @@ mod inspection;
 mod options;
 mod params;
 mod schema;
-mod session;
 mod statements;
 mod store;
 

@@ -1,7 +1,5 @@
 //! Parameters and columns: keys and their terms as Postgres takes them, rows as it returns them.
 
-use std::fmt;
-
 use sha2::{Digest, Sha256};
 use sqlx::encode::IsNull;
 use sqlx::error::BoxDynError;
@@ -23,12 +21,6 @@ pub(super) struct Uuid(pub(super) u128);
 // The type numbers of the catalogue: <https://github.com/postgres/postgres/blob/master/src/include/catalog/pg_type.dat>.
 const UUID: PgTypeInfo = PgTypeInfo::with_oid(Oid(2950));
 const UUID_ARRAY: PgTypeInfo = PgTypeInfo::with_oid(Oid(2951));
-
-impl fmt::Display for Uuid {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:032x}", self.0)
-    }
-}
 
 impl Type<Postgres> for Uuid {
     fn type_info() -> PgTypeInfo {
@@ -74,22 +66,13 @@ pub(super) fn key_hash(key: &DedupKey) -> u128 {
     u128::from_be_bytes(first)
 }
 
-/// Returns each returned row, which begins with its key, with the index of the row that has this key.
-pub(super) fn with_indexes<'r>(
+/// Returns the index of the row of a batch that has the key of a returned row, which begins with it.
+pub(super) fn index_of(
     rows: &[&mut RowCall<'_>],
-    returned: &'r [PgRow],
-) -> Result<Vec<(usize, &'r PgRow)>, sqlx::Error> {
-    let mut indexes: Vec<_> = rows.iter().map(|row| row.call.hash).zip(0..).collect();
-    // The rows of a batch are sorted already.
-    indexes.sort_unstable();
-    let mut found = Vec::with_capacity(returned.len());
-    for row in returned {
-        let Uuid(key) = row.try_get(0)?;
-        if let Ok(at) = indexes.binary_search_by_key(&key, |(hash, _)| *hash) {
-            found.push((indexes[at].1, row));
-        }
-    }
-    Ok(found)
+    returned: &PgRow,
+) -> Result<Option<usize>, sqlx::Error> {
+    let Uuid(key) = returned.try_get(0)?;
+    Ok(rows.binary_search_by_key(&key, |row| row.call.hash).ok())
 }
 
 /// The longest time that is added to a `timestamptz`: ten thousand years.
@@ -110,8 +93,10 @@ pub(super) fn uuids(rows: &[&mut RowCall<'_>]) -> Vec<Uuid> {
     rows.iter().map(|row| Uuid(row.call.hash)).collect()
 }
 
-/// Binds the rows of a statement, `$1` to `$11`: keys and data as arrays, and their terms, which are equal. A statement may
-/// use fewer. Types, and each column of stored data, are null as a whole if no row has any.
+/// Binds the rows of a statement, `$1` to `$11`: the arrays of keys, namespaces, ids and tokens, the retention in
+/// milliseconds, the array of the events' types, the lease in milliseconds, and the arrays of the payload's SHA-256 and of
+/// the response's status, headers and body. A statement may use fewer. Types, and each column of stored data, are null as
+/// a whole if no row has any.
 pub(super) fn bind_rows(query: Bound, rows: &[&mut RowCall<'_>]) -> Bound {
     let calls = || rows.iter().map(|row| &**row.call);
     let types = calls().any(|call| call.terms.has_event_types());

@@ -6,15 +6,14 @@ use std::time::Duration;
 use sqlx::Row as _;
 
 use super::super::sql::statement::render;
-use super::abandoned::{Sender, Work};
+use super::connections::{Sender, Work};
 use super::errors::store_error;
 use super::options::may_be_plain_text;
 use super::statements::{Statements, TableName, Wait, literal, quoted};
-use super::store::PostgresStore;
+use super::store::{PREPARING, PostgresStore};
 use crate::error::{StoreError, StoreErrorKind};
 use crate::observe;
 
-pub(super) const PREPARING: &str = "preparing the Postgres schema";
 /// The version of the schema that this code writes.
 pub(super) const VERSION: i32 = 1;
 /// For how long a migration may run.

@@ -23,15 +23,12 @@
 //! 8. Every statement takes any number of keys, and one retention and lease, because the calls of a batch have
 //!    equal terms. A batch of one call is the same statement.
 //!
-//! The parameters of these statements are those of [`bind_rows`](super::params::bind_rows): the arrays of keys,
-//! namespaces, ids and tokens, the retention in milliseconds, the array of the events' types, the lease in milliseconds,
-//! and the arrays of the payload's SHA-256 and of the response's status, headers and body. The versions that were read come
-//! last. `forget` takes one key.
+//! The parameters of these statements are those of [`bind_rows`](super::params::bind_rows). The versions that were read
+//! come last. `forget` takes one key.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::super::contract::Fetch;
 use super::super::inspect::PURGE_GRACE;
 use super::super::sql::statement::{render, statements};
 use super::super::sql::{COUNTED, PORTION};
@@ -167,14 +164,6 @@ impl Statements {
             ("state", &*render(include_str!("sql/state.sql"), &[])),
         ];
         Self::from_files(|file| [TAG, &render(file, &values)].concat().into())
-    }
-
-    /// Returns the statement that reads rows with as much of their stored data.
-    pub(super) fn read(&self, fetch: Fetch) -> &Arc<str> {
-        match fetch {
-            Fetch::Nothing | Fetch::Digest => &self.read,
-            Fetch::DigestAndResponse => &self.get,
-        }
     }
 }
 

@@ -181,8 +181,8 @@ impl BatchItem for Arc<Call> {
     }
 }
 
-/// A row of a statement: the call that names its key, and its reply once it has one. The rows of a statement have equal
-/// terms, except for tokens and data to store.
+/// A row of a statement: the call that names its key, and its reply once it has one. The rows of a statement are sorted
+/// by hash and key, and have equal terms, except for tokens and data to store.
 pub(crate) struct RowCall<'c> {
     pub(crate) call: &'c Arc<Call>,
     pub(crate) reply: Replied,

@@ -3,7 +3,6 @@
 
 mod batch;
 pub(super) mod completion;
-pub(super) mod errors;
 mod inspection;
 mod options;
 mod purge;
@@ -21,10 +20,9 @@ pub(super) use options::check_name;
 pub(super) use options::{SqlOptions, check_timeout, take_names};
 pub use purge::Purging;
 pub(super) use row::{Columns, Row, completed};
-pub(super) use store::{Common, READING_RESPONSE, SqlAdapter, SqlStore, ready, usable};
+pub(super) use store::{Common, READING_RESPONSE, SqlAdapter, SqlStore, in_task, ready, usable};
 #[cfg(feature = "sqlite")]
 pub(super) use {
     batch::without_response,
     queue::{BatchExecutor, BatchItem, Batcher, Bounds},
-    store::in_task,
 };

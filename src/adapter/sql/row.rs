@@ -20,43 +20,32 @@ use super::super::contract::{
 use super::super::inspect::{Entry, ForgetReply, KeyState};
 use crate::error::{StoreError, StoreErrorKind};
 
-/// The columns of a row, by their names.
-pub(crate) trait Columns {
-    fn flag(&self, name: &str) -> Result<bool, sqlx::Error>;
-    fn number(&self, name: &str) -> Result<Option<i64>, sqlx::Error>;
-    fn text(&self, name: &str) -> Result<Option<String>, sqlx::Error>;
-    fn bytes(&self, name: &str) -> Result<Option<Vec<u8>>, sqlx::Error>;
+/// Declares [`Columns`], with one method for each type of a column.
+macro_rules! columns {
+    ($($method:ident: $type:ty),+) => {
+        /// The columns of a row, by their names.
+        pub(crate) trait Columns {
+            $(fn $method(&self, name: &str) -> Result<$type, sqlx::Error>;)+
 
-    /// Returns a number that is not null. A clock that went back makes a time negative: zero then.
-    fn count(&self, name: &str) -> Result<u64, sqlx::Error> {
-        Ok(self.number(name)?.and_then(|number| number.try_into().ok()).unwrap_or(0))
-    }
+            /// Returns a number that is not null. A clock that went back makes a time negative: zero then.
+            fn count(&self, name: &str) -> Result<u64, sqlx::Error> {
+                Ok(self.number(name)?.and_then(|number| number.try_into().ok()).unwrap_or(0))
+            }
+        }
+
+        impl<R: sqlx::Row> Columns for R
+        where
+            for<'n> &'n str: ColumnIndex<R>,
+            $(for<'r> $type: Decode<'r, R::Database> + Type<R::Database>,)+
+        {
+            $(fn $method(&self, name: &str) -> Result<$type, sqlx::Error> {
+                self.try_get(name)
+            })+
+        }
+    };
 }
 
-impl<R: sqlx::Row> Columns for R
-where
-    for<'n> &'n str: ColumnIndex<R>,
-    for<'r> bool: Decode<'r, R::Database> + Type<R::Database>,
-    for<'r> Option<i64>: Decode<'r, R::Database> + Type<R::Database>,
-    for<'r> Option<String>: Decode<'r, R::Database> + Type<R::Database>,
-    for<'r> Option<Vec<u8>>: Decode<'r, R::Database> + Type<R::Database>,
-{
-    fn flag(&self, name: &str) -> Result<bool, sqlx::Error> {
-        self.try_get(name)
-    }
-
-    fn number(&self, name: &str) -> Result<Option<i64>, sqlx::Error> {
-        self.try_get(name)
-    }
-
-    fn text(&self, name: &str) -> Result<Option<String>, sqlx::Error> {
-        self.try_get(name)
-    }
-
-    fn bytes(&self, name: &str) -> Result<Option<Vec<u8>>, sqlx::Error> {
-        self.try_get(name)
-    }
-}
+columns!(flag: bool, number: Option<i64>, text: Option<String>, bytes: Option<Vec<u8>>);
 
 /// A row, as a statement returns it. Times are milliseconds since the Unix epoch.
 #[derive(Debug, Clone, Default)]

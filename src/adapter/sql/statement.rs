@@ -1,4 +1,4 @@
-//! Statements in `.sql` files.
+//! Statements in `.sql` files, and their errors.
 //!
 //! A statement is sent as it stands in its file, except that lines of comment are left out and that
 //! placeholders in braces, such as `{table}`, are replaced.
@@ -7,6 +7,8 @@ use std::sync::Arc;
 
 use sqlx::query::Query;
 use sqlx::{AssertSqlSafe, Database};
+
+use crate::error::{StoreError, StoreErrorKind};
 
 /// Returns a statement whose parameters are to be bound.
 pub(in crate::adapter) fn query<DB: Database>(
@@ -50,6 +52,12 @@ macro_rules! statements {
                 }
             }
 
+            /// Returns the statement that reads rows with as much of their stored data.
+            $visibility fn read(&self, fetch: $crate::adapter::contract::Fetch) -> &std::sync::Arc<str> {
+                let with_response = fetch == $crate::adapter::contract::Fetch::DigestAndResponse;
+                if with_response { &self.get } else { &self.read }
+            }
+
             /// Returns the statements by their names, for tests of their plans.
             #[cfg(feature = "testing")]
             $visibility fn by_name(&self) -> Vec<(&'static str, std::sync::Arc<str>)> {
@@ -61,6 +69,24 @@ macro_rules! statements {
 
 pub(in crate::adapter) use statements;
 
+/// Returns the error of a failed statement. Its outcome is unknown, unless `is_refusal` knows the
+/// database's code for a statement that changed nothing.
+pub(in crate::adapter) fn store_error(
+    context: &'static str,
+    error: sqlx::Error,
+    is_refusal: impl Fn(&dyn sqlx::error::DatabaseError) -> bool,
+) -> StoreError {
+    let kind = match &error {
+        sqlx::Error::PoolTimedOut => StoreErrorKind::Timeout,
+        sqlx::Error::ColumnDecode { .. }
+        | sqlx::Error::ColumnNotFound(_)
+        | sqlx::Error::Decode(_) => StoreErrorKind::Corrupt,
+        sqlx::Error::Database(error) if is_refusal(&**error) => StoreErrorKind::Refused,
+        _ => StoreErrorKind::Unavailable,
+    };
+    StoreError::new(kind, context).with_source(error)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -71,5 +97,18 @@ mod tests {
         let values = [("table", "{a}"), ("a", "b")];
         assert_eq!(render(file, &values), "SELECT 1 -- same\nFROM {a}, b");
         assert_eq!(fill("'{}', {x}, {a", &values), "'{}', {x}, {a");
+    }
+
+    #[test]
+    fn error_that_is_no_refusal_has_an_unknown_outcome() {
+        for (error, kind) in [
+            (sqlx::Error::PoolTimedOut, StoreErrorKind::Timeout),
+            (sqlx::Error::ColumnNotFound("key".to_owned()), StoreErrorKind::Corrupt),
+            (sqlx::Error::Decode("no number".into()), StoreErrorKind::Corrupt),
+            (sqlx::Error::PoolClosed, StoreErrorKind::Unavailable),
+        ] {
+            let error = store_error("testing", error, |_| true);
+            assert_eq!((error.kind(), error.is_unknown()), (kind, true));
+        }
     }
 }

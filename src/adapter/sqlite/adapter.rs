@@ -1,18 +1,23 @@
-//! [`SqliteAdapter`]: how it is made.
+//! [`SqliteAdapter`]: how it is made, and keys that a program records in a transaction of its own, without a layer.
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
+use std::{fmt, slice};
 
 use backon::{ExponentialBuilder, Retryable};
-use sqlx::sqlite::{SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteSynchronous};
+use sqlx::sqlite::{
+    SqliteConnection, SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteSynchronous,
+};
 
-use super::super::sql::{SqlAdapter, usable};
+use super::super::contract::{CallTerms, ClaimReply, Token};
+use super::super::sql::{Call, Kind, RowCall, SqlAdapter, SqlStore as _, claimed, usable};
 use super::super::transaction::TransactionAdapter;
-use super::errors::is_busy;
+use super::errors::{is_busy, store_error};
 use super::options::SqliteOptions;
-use super::store::SqliteStore;
+use super::session::Session;
+use super::store::{SqliteStore, create};
 use crate::error::{StoreError, StoreErrorKind};
+use crate::key::DedupKey;
 
 /// How long a statement waits for another process's lock. Less than the layer's default
 /// `store_timeout`, so that a held file becomes an error and frees the connection.
@@ -136,7 +141,33 @@ impl SqliteAdapter {
     /// [`StoreErrorKind::Refused`] if the schema may not be made here, [`StoreErrorKind::Unavailable`] if the file cannot be
     /// reached or written; the next call tries again.
     pub async fn migrate(&self) -> Result<(), StoreError> {
-        usable(self)?.migrate().await
+        usable(self)?.prepare().await
+    }
+
+    /// Claims a key in a transaction of yours: the key is complete when, and only if, the transaction
+    /// commits.
+    ///
+    #[doc = include_str!("../../docs/stores/sqlite_record_in.md")]
+    pub async fn record_in(
+        &self,
+        connection: &mut SqliteConnection,
+        key: &DedupKey,
+        retention: Duration,
+    ) -> Result<ClaimReply, StoreError> {
+        let store = usable(self)?;
+        if !store.common().has_table() {
+            // On this connection: another one would wait for its transaction, which holds the file. Whether the schema
+            // stays is for that transaction to decide.
+            create(&store.statements, connection).await?;
+        }
+        let terms = CallTerms::on_claim(Token::random(), retention);
+        let call = Call::new(Kind::ClaimComplete, key, &terms, 0);
+        let mut row = RowCall::new(&call);
+        let mut session = Session::new(connection, &store.statements, None);
+        let written = session.write(Kind::ClaimComplete, slice::from_mut(&mut row)).await;
+        let fault = |error| store_error("claiming a key in a transaction", error);
+        written.map_err(fault)?;
+        claimed(row.reply)
     }
 }
 
@@ -163,11 +194,10 @@ impl fmt::Debug for SqliteAdapter {
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::contract::{CallTerms, ClaimReply, DedupAdapter, Fetch, Token};
+    use super::super::super::contract::{DedupAdapter, Fetch};
     use super::super::super::inspect::PURGE_GRACE;
     use super::super::store::RESPONSE_READS;
     use super::*;
-    use crate::key::DedupKey;
 
     #[tokio::test]
     async fn new_key_is_claimed_while_duplicates_wait_for_their_responses() {

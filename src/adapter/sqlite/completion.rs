@@ -6,14 +6,15 @@ use std::time::Duration;
 use serde_json::json;
 use sqlx::sqlite::{Sqlite, SqliteConnection, SqlitePool};
 
-use super::super::completion::{
-    CompletedIn, Completion, CompletionConnection, CompletionDatabase, Own, Sealed,
-};
+use super::super::completion::{Completion, Own};
 use super::super::contract::CallTerms;
 use super::super::sql::completion::completion_json;
 use super::super::sql::statement::query;
+use super::super::sqlx_transaction::{
+    CompletionConnection, CompletionDatabase, Connected, Sealed, acquire,
+};
 use super::statements::Statements;
-use super::write_lock::{FileLocks, WriteGuard, WriteLock, locked, locks_of};
+use super::write_lock::{FileLocks, WriteGuard, locked, locks_of};
 use crate::error::{StoreError, StoreErrorKind};
 use crate::key::DedupKey;
 
@@ -28,42 +29,32 @@ pub(super) fn completion(
     let event = |key: &DedupKey, sha256| json!([key.namespace(), key.id(), sha256]);
     let parameter = completion_json(keys, terms, terms.retention_ms(), mark, false, event);
     Completion::new(Arc::clone(&statements.completion), parameter).with_own(Own {
-        database: Some(CompletedIn::Sqlite { write_lock_timeout }),
+        check: Arc::clone(&statements.completion_check),
         #[cfg(feature = "postgres")]
         lean: None,
-        check: Some(Arc::clone(&statements.completion_check)),
+        write_lock_timeout: Some(write_lock_timeout),
     })
-}
-
-/// The head of the line of handlers that write a file.
-#[derive(Debug)]
-pub struct Line {
-    handler: WriteGuard,
-    writer: Arc<WriteLock>,
-    write_lock_timeout: Duration,
 }
 
 impl Sealed for Sqlite {}
 
 impl CompletionDatabase for Sqlite {
-    type Line = Line;
     type Turn = (WriteGuard, WriteGuard);
 
-    /// The line comes before the connection: handlers that wait leave the pool to the one that runs.
-    async fn line(
-        database: Option<CompletedIn>,
+    /// The line of handlers comes before the connection: those that wait leave the pool to the one that runs. The line of
+    /// the file comes after it: while a handler waits for its pool, others write. A batch waits there behind one handler
+    /// and not behind all.
+    async fn connect<E: From<StoreError> + From<sqlx::Error> + Send>(
+        completion: &Completion,
         pool: &SqlitePool,
-    ) -> Result<Option<Line>, StoreError> {
-        let Some(CompletedIn::Sqlite { write_lock_timeout }) = database else { return Ok(None) };
+    ) -> Result<Connected<Self>, E> {
+        let own = completion.own.as_ref();
+        let Some(bound) = own.and_then(|own| own.write_lock_timeout) else { return Ok(None) };
         let FileLocks { writer, handlers } = &*locks_of(&pool.connect_options());
-        let handler = locked(handlers, write_lock_timeout, StoreErrorKind::Timeout).await?;
-        Ok(Some(Line { handler, writer: Arc::clone(writer), write_lock_timeout }))
-    }
-
-    /// A batch waits in the line of the file, behind one handler and not behind all.
-    async fn turn(line: Line) -> Result<Self::Turn, StoreError> {
-        let bound = line.write_lock_timeout;
-        Ok((locked(&line.writer, bound, StoreErrorKind::Timeout).await?, line.handler))
+        let handler = locked(handlers, bound, StoreErrorKind::Timeout).await?;
+        let connection = acquire(pool).await?;
+        let writer = locked(writer, bound, StoreErrorKind::Timeout).await?;
+        Ok(Some((connection, (writer, handler))))
     }
 
     /// The savepoint shows whether the transaction goes on: an ignored `INSERT OR ROLLBACK` ends it.
@@ -76,11 +67,11 @@ impl Sealed for SqliteConnection {}
 
 impl CompletionConnection for SqliteConnection {
     async fn completes(&mut self, completion: &Completion, _: bool) -> Result<bool, sqlx::Error> {
-        self.finds(completion.shared_sql(), completion.parameter()).await.map(|_| true)
-    }
-
-    async fn still_within(&mut self) -> Result<(), sqlx::Error> {
-        sqlx::raw_sql("RELEASE tower_dedup").execute(self).await.map(drop)
+        // An error if the transaction has ended.
+        if sqlx::raw_sql("RELEASE tower_dedup").execute(&mut *self).await.is_err() {
+            return Ok(false);
+        }
+        self.finds(&completion.sql, completion.parameter()).await.map(|_| true)
     }
 
     async fn finds(&mut self, sql: &Arc<str>, parameter: &str) -> Result<bool, sqlx::Error> {

@@ -1,7 +1,5 @@
 //! The calls of operators. Statistics and lists are read on the connections that only read, and wait for no writer.
 
-use std::sync::Arc;
-
 use futures_util::future::BoxFuture;
 use sqlx::Row as _;
 use sqlx::sqlite::SqliteRow;
@@ -13,36 +11,36 @@ use super::super::sql::{Columns as _, SqlAdapter as _, listing, ready, stats};
 use super::adapter::SqliteAdapter;
 use super::errors::store_error;
 use super::params::{keys_json, read_row};
-use super::session::{Session, acquire};
+use super::session::Session;
 use super::store::SqliteStore;
 use crate::error::{StoreError, StoreErrorKind};
 use crate::key::DedupKey;
 
 impl MaintenanceAdapter for SqliteAdapter {
     fn purge(&self, limit: u32) -> StoreFuture<'_, u64> {
-        let purge = move |store: Arc<SqliteStore>| async move {
-            let fault = |error| store_error("purging", error);
-            let connection = &mut *acquire(&store.writer).await.map_err(fault)?;
-            let purge = query(&store.statements.purge).bind(limit);
-            Ok(purge.execute(connection).await.map_err(fault)?.rows_affected())
+        let purge = move |mut session: Session| async move {
+            let purge = query(&session.statements.purge).bind(limit);
+            let purged = purge.execute(&mut *session.connection).await;
+            purged
+                .map(|purged| purged.rows_affected())
+                .map_err(|error| store_error("purging", error))
         };
         Box::pin(async move { ready(self).await?.write_in_task(purge).await })
     }
 
     fn forget<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, ForgetReply> {
         let key = key.clone();
-        let forget = |store: Arc<SqliteStore>| async move {
+        let forget = |mut session: Session| async move {
             let fault = |error| store_error("forgetting a key", error);
-            let connection = &mut *acquire(&store.writer).await.map_err(fault)?;
-            let mut session = Session::new(connection, &store.statements);
             let found = session.read(&[&key], Fetch::Nothing).await.map_err(fault)?;
             let found = found.into_iter().flatten().next();
             if let Some(reply) = found.map_or(Some(ForgetReply::Missing), |row| row.forgotten()) {
                 return Ok(reply);
             }
-            let forget = query(&store.statements.forget).bind(keys_json([&key]));
-            let deleted = forget.execute(session.connection).await.map_err(fault)?.rows_affected();
-            Ok(if deleted == 0 { ForgetReply::InFlight } else { ForgetReply::Removed })
+            let forget = query(&session.statements.forget).bind(keys_json([&key]));
+            let forgotten = forget.execute(&mut *session.connection).await.map_err(fault)?;
+            let is_held = forgotten.rows_affected() == 0;
+            Ok(if is_held { ForgetReply::InFlight } else { ForgetReply::Removed })
         };
         Box::pin(async move { ready(self).await?.write_in_task(forget).await })
     }

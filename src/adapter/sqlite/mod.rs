@@ -12,7 +12,6 @@ mod errors;
 mod inspection;
 mod options;
 mod params;
-mod record;
 mod session;
 mod statements;
 mod store;

@@ -1,7 +1,5 @@
 //! Parameters and columns: keys and their terms as JSON, rows as SQLite returns them.
 
-use std::collections::HashMap;
-
 use sqlx::Row as _;
 use sqlx::sqlite::SqliteRow;
 
@@ -19,30 +17,24 @@ pub(super) fn keys_json<'k>(keys: impl IntoIterator<Item = &'k DedupKey>) -> Str
 /// the payload's SHA-256 and the response's status, headers and body follow; null where there is
 /// nothing. Bytes are in hex.
 pub(super) fn rows_json(rows: &[&mut RowCall<'_>]) -> String {
-    let terms = |call: &Call| (hex(call.terms.token().as_bytes()), call.terms.retention_ms());
-    if !rows.iter().any(|row| row.call.stores_data()) {
-        return json(rows.iter().map(|RowCall { call, .. }| {
-            let ((token, retention), key) = (terms(call), &call.key);
-            let event_type = call.terms.event_type_for(key);
-            (key.namespace(), key.id(), token, retention, call.lease_ms(), event_type)
-        }));
+    fn head(call: &Call) -> (&str, &str, String, i64, Option<i64>, Option<&str>) {
+        let (key, terms) = (&call.key, &call.terms);
+        let (token, retention) = (hex(terms.token().as_bytes()), terms.retention_ms());
+        let event_type = terms.event_type_for(key);
+        (key.namespace(), key.id(), token, retention, call.lease_ms(), event_type)
     }
-    json(rows.iter().map(|RowCall { call, .. }| {
-        let ((token, retention), key) = (terms(call), &call.key);
-        let data = call.terms.stored_data_for(key).unwrap_or_default();
+    if !rows.iter().any(|row| row.call.stores_data()) {
+        return json(rows.iter().map(|row| head(row.call)));
+    }
+    json(rows.iter().map(|row| {
+        let (namespace, id, token, retention, lease, event_type) = head(row.call);
+        let data = row.call.terms.stored_data_for(&row.call.key).unwrap_or_default();
         let response = data.response.as_deref();
-        (
-            key.namespace(),
-            key.id(),
-            token,
-            retention,
-            call.lease_ms(),
-            call.terms.event_type_for(key),
-            data.payload_sha256.map(|digest| hex(&digest)),
-            response.map(|response| response.status.as_u16()),
-            response.map(StoredResponse::headers_json),
-            response.map(|response| hex(&response.body)),
-        )
+        let digest = data.payload_sha256.map(|digest| hex(&digest));
+        let status = response.map(|response| response.status.as_u16());
+        let headers = response.map(StoredResponse::headers_json);
+        let body = response.map(|response| hex(&response.body));
+        (namespace, id, token, retention, lease, event_type, digest, status, headers, body)
     }))
 }
 
@@ -74,18 +66,12 @@ fn try_read_row(row: &SqliteRow, fetch: Fetch) -> Result<Row, sqlx::Error> {
     read.with_stored(row, fetch)
 }
 
-/// Returns each returned row with the index of its key.
-pub(super) fn with_indexes<'r>(
+/// Returns the index of the row of a batch that has the key of a returned row.
+pub(super) fn index_of(
     rows: &[&mut RowCall<'_>],
-    returned: &'r [SqliteRow],
-) -> Result<Vec<(usize, &'r SqliteRow)>, sqlx::Error> {
-    let names = rows.iter().map(|row| (row.call.key.namespace(), row.call.key.id()));
-    let indexes: HashMap<(&str, &str), usize> = names.zip(0..).collect();
-    let mut found = Vec::with_capacity(returned.len());
-    for row in returned {
-        if let Some(index) = indexes.get(&(row.try_get("namespace")?, row.try_get("id")?)) {
-            found.push((*index, row));
-        }
-    }
-    Ok(found)
+    returned: &SqliteRow,
+) -> Result<Option<usize>, sqlx::Error> {
+    let names: (&str, &str) = (returned.try_get("namespace")?, returned.try_get("id")?);
+    let of = |row: &&mut RowCall<'_>| (row.call.key.namespace(), row.call.key.id()).cmp(&names);
+    Ok(rows.binary_search_by(of).ok())
 }

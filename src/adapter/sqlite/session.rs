@@ -5,11 +5,12 @@
 //! the statement for every case follows for all keys: a token that has got a key gets it again. A row that this
 //! statement does not write is read, and decides the reply.
 
+use std::ops::DerefMut;
 use std::sync::Arc;
 
+use sqlx::Row as _;
 use sqlx::pool::PoolConnection;
-use sqlx::sqlite::{Sqlite, SqliteConnection, SqlitePool, SqliteRow};
-use sqlx::{Connection as _, Row as _};
+use sqlx::sqlite::{Sqlite, SqliteConnection, SqliteRow};
 
 use super::super::contract::{Fetch, RenewReply, Token};
 use super::super::sql::statement::query;
@@ -17,67 +18,46 @@ use super::super::sql::{
     Failed, Kind, Row, RowCall, RowExecutor, RowReply, TRIES, completed, unanswered,
 };
 use super::errors::{is_row_error, store_error};
-use super::params::{keys_json, read_row, rows_json, with_indexes};
+use super::params::{index_of, keys_json, read_row, rows_json};
 use super::statements::Statements;
 use super::write_lock::WriteGuard;
 use crate::key::DedupKey;
 
-/// Sends a batch under the write lock.
-pub(crate) struct Writer {
-    pub(super) pool: SqlitePool,
+/// A connection that only reads, or that may write: under the write lock, or in a transaction that holds the file.
+pub(crate) struct Session<C = PoolConnection<Sqlite>> {
+    pub(super) connection: C,
     pub(super) statements: Arc<Statements>,
-    pub(super) _lock: WriteGuard,
+    /// Whether a statement has written rows that no reply reports.
+    has_written: bool,
+    /// Ends after the connection.
+    _lock: Option<WriteGuard>,
 }
 
-impl RowExecutor for Writer {
+impl RowExecutor for Session {
     /// If it is dropped, the statement runs to its end on the connection's own thread, and its outcome is unknown.
     async fn execute(&mut self, kind: Kind, rows: &mut [RowCall<'_>]) -> Option<Failed> {
-        let mut has_written = false;
-        let executed = async {
-            let connection = &mut *acquire(&self.pool).await?;
-            let mut session = Session::new(connection, &self.statements);
-            let executed = session.execute(kind, rows).await;
-            has_written = session.has_written;
-            executed
-        };
-        let error = executed.await.err()?;
+        self.has_written = false;
+        let error = self.run(kind, rows).await.err()?;
         let is_row_error = is_row_error(&error);
         let error = store_error(kind.context(), error);
-        let error = if has_written { error.with_unknown_outcome() } else { error };
+        let error = if self.has_written { error.with_unknown_outcome() } else { error };
         Some(Failed { error, is_row_error })
     }
 }
 
-/// Returns a connection of a pool. One that sqlx believes to be in a transaction is closed: a transaction of the user's
-/// has ended without sqlx's knowledge, and the next one may be open still. Nobody would commit what is written in it, and
-/// it does not see what others have written since.
-pub(super) async fn acquire(pool: &SqlitePool) -> Result<PoolConnection<Sqlite>, sqlx::Error> {
-    loop {
-        let connection = pool.acquire().await?;
-        if !connection.is_in_transaction() {
-            return Ok(connection);
-        }
-        // The connection is closed in any case.
-        let _ = connection.close().await;
-    }
-}
-
-/// A connection that may write: under the write lock, or in a transaction that holds the file.
-pub(super) struct Session<'c> {
-    pub(super) connection: &'c mut SqliteConnection,
-    statements: &'c Statements,
-    /// Whether a statement has written rows that no reply reports.
-    has_written: bool,
-}
-
-impl<'c> Session<'c> {
-    pub(super) fn new(connection: &'c mut SqliteConnection, statements: &'c Statements) -> Self {
-        Self { connection, statements, has_written: false }
+impl<C: DerefMut<Target = SqliteConnection> + Send> Session<C> {
+    pub(super) fn new(
+        connection: C,
+        statements: &Arc<Statements>,
+        lock: Option<WriteGuard>,
+    ) -> Self {
+        let statements = Arc::clone(statements);
+        Self { connection, statements, has_written: false, _lock: lock }
     }
 
     /// Sets the replies of all rows, unless other processes change a row each time.
-    async fn execute(&mut self, kind: Kind, rows: &mut [RowCall<'_>]) -> Result<(), sqlx::Error> {
-        let all = self.statements;
+    async fn run(&mut self, kind: Kind, rows: &mut [RowCall<'_>]) -> Result<(), sqlx::Error> {
+        let all = Arc::clone(&self.statements);
         // The statement of the common case, and the reply of a row that it writes.
         let (sql, reply) = match kind {
             Kind::Check => return self.read_rows(kind, rows).await,
@@ -89,11 +69,14 @@ impl<'c> Session<'c> {
         };
         let mut left = unanswered(rows);
         if kind == Kind::Renew {
-            let returned = self.fetch(sql, &left).await?;
-            let renewed = with_indexes(&left, &returned)?;
+            let renewed = self.fetch(sql, &left).await?;
             let lost = RowReply::Renewed(RenewReply::Lost);
             left.iter_mut().for_each(|row| row.reply = Some(Ok(lost.clone())));
-            renewed.into_iter().for_each(|(index, _)| left[index].reply = Some(Ok(reply.clone())));
+            for row in &renewed {
+                if let Some(index) = index_of(&left, row)? {
+                    left[index].reply = Some(Ok(reply.clone()));
+                }
+            }
             return Ok(());
         }
         if kind != Kind::Complete || !left.iter().any(|row| row.call.stores_data()) {
@@ -115,10 +98,11 @@ impl<'c> Session<'c> {
         kind: Kind,
         rows: &mut [RowCall<'_>],
     ) -> Result<(), sqlx::Error> {
+        let all = Arc::clone(&self.statements);
         let statement = match kind {
-            Kind::Claim => &self.statements.claim_upsert,
-            Kind::ClaimComplete => &self.statements.claim_complete_upsert,
-            _ => &self.statements.complete,
+            Kind::Claim => &all.claim_upsert,
+            Kind::ClaimComplete => &all.claim_complete_upsert,
+            _ => &all.complete,
         };
         for _ in 0..TRIES {
             let mut left = unanswered(rows);
@@ -127,7 +111,8 @@ impl<'c> Session<'c> {
             }
             let written = self.fetch(statement, &left).await?;
             self.has_written |= !written.is_empty();
-            for (index, row) in with_indexes(&left, &written)? {
+            for row in &written {
+                let Some(index) = index_of(&left, row)? else { continue };
                 let token = left[index].call.terms.token();
                 left[index].reply = Some(Ok(written_reply(kind, row, token)?));
             }

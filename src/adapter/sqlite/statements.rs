@@ -9,7 +9,6 @@
 
 use std::sync::Arc;
 
-use super::super::contract::Fetch;
 use super::super::inspect::PURGE_GRACE;
 use super::super::sql::statement::{render, statements};
 use super::super::sql::{COUNTED, PORTION};
@@ -106,13 +105,5 @@ impl Statements {
     /// Returns the statements that make the schema.
     pub(super) fn create(&self) -> [&Arc<str>; 4] {
         [&self.create_table, &self.create_index, &self.create_version_table, &self.create_version]
-    }
-
-    /// Returns the statement that reads rows with as much of their stored data.
-    pub(super) fn read(&self, fetch: Fetch) -> &Arc<str> {
-        match fetch {
-            Fetch::Nothing | Fetch::Digest => &self.read,
-            Fetch::DigestAndResponse => &self.get,
-        }
     }
 }

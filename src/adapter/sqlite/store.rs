@@ -2,7 +2,6 @@
 
 use std::future::Future;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use sqlx::sqlite::{Sqlite, SqliteConnection, SqlitePool};
 use sqlx::{Connection, Row as _};
@@ -14,12 +13,13 @@ use super::super::sql::{
     BatchExecutor, BatchItem, Batcher, Bounds, Common, READING_RESPONSE, Row, SqlStore, in_task,
     without_response,
 };
+use super::super::sqlx_transaction::acquire;
 use super::completion::completion;
 use super::errors::store_error;
 use super::options::SqliteOptions;
-use super::session::{Session, Writer, acquire};
+use super::session::Session;
 use super::statements::{Statements, VERSION};
-use super::write_lock::{FileLocks, WriteGuard, locked, locks_of};
+use super::write_lock::{FileLocks, locked, locks_of};
 use crate::error::{StoreError, StoreErrorKind};
 use crate::key::DedupKey;
 use crate::observe;
@@ -44,7 +44,6 @@ pub(crate) struct SqliteStore {
     common: Common,
     /// Leaves connections for lookups while other callers read large responses.
     pub(super) response_reads: Semaphore,
-    closed: AtomicBool,
 }
 
 /// One caller's question for a row.
@@ -80,45 +79,11 @@ impl SqliteStore {
                 options.check(),
             ),
             response_reads: Semaphore::new(RESPONSE_READS as usize),
-            closed: AtomicBool::new(false),
             readers,
             writer,
             user_pool,
             options,
         }
-    }
-
-    pub(super) async fn migrate(self: &Arc<Self>) -> Result<(), StoreError> {
-        let fault = |error| store_error(PREPARING, error);
-        if !self.finds_schema().await.map_err(fault)? {
-            self.write_in_task(|store| async move { store.create().await }).await?;
-        }
-        if self.user_pool {
-            self.check_settings().await.map_err(fault)?;
-        }
-        self.common.set_has_table();
-        Ok(())
-    }
-
-    /// If it is dropped or fails, the transaction rolls back and the next call tries again.
-    async fn create(&self) -> Result<(), StoreError> {
-        let fault = |error| store_error(PREPARING, error);
-        // IMMEDIATE: two processes that both find no table take turns.
-        let mut connection = acquire(&self.writer).await.map_err(fault)?;
-        let mut tx = connection.begin_with("BEGIN IMMEDIATE").await.map_err(fault)?;
-        self.create_in(&mut tx).await?;
-        tx.commit().await.map_err(fault)
-    }
-
-    pub(super) async fn create_in(
-        &self,
-        connection: &mut SqliteConnection,
-    ) -> Result<(), StoreError> {
-        for statement in self.statements.create() {
-            let created = query(statement).execute(&mut *connection).await;
-            created.map_err(|error| store_error(PREPARING, error))?;
-        }
-        Ok(())
     }
 
     async fn finds_schema(&self) -> Result<bool, sqlx::Error> {
@@ -132,10 +97,10 @@ impl SqliteStore {
     }
 
     async fn check_settings(&self) -> Result<(), sqlx::Error> {
-        let synchronous: i64 =
-            sqlx::query_scalar("PRAGMA synchronous").fetch_one(&self.writer).await?;
-        let journal: String =
-            sqlx::query_scalar("PRAGMA journal_mode").fetch_one(&self.writer).await?;
+        let settings =
+            "SELECT synchronous, journal_mode FROM pragma_synchronous, pragma_journal_mode";
+        let (synchronous, journal): (i64, String) =
+            sqlx::query_as(settings).fetch_one(&self.writer).await?;
         if synchronous < 2 {
             observe::sqlite_is_not_durable(synchronous);
         }
@@ -145,36 +110,24 @@ impl SqliteStore {
         Ok(())
     }
 
-    /// Waits for the write lock. A caller that is dropped while it waits has changed nothing.
-    async fn write_lock(&self) -> Result<WriteGuard, StoreError> {
-        // After an error nothing was sent to the file.
-        locked(&self.locks.writer, self.options.write_lock_timeout, StoreErrorKind::Refused).await
-    }
-
     /// Runs `write` under the write lock. A release that follows a dropped caller needs the lock after it.
     pub(super) async fn write_in_task<T, F>(
         self: &Arc<Self>,
-        write: impl FnOnce(Arc<Self>) -> F + Send + 'static,
+        write: impl FnOnce(Session) -> F + Send + 'static,
     ) -> Result<T, StoreError>
     where
         T: Send + 'static,
         F: Future<Output = Result<T, StoreError>> + Send,
     {
-        let (store, waiting) = (Arc::clone(self), Arc::clone(self));
-        let right = async move { waiting.write_lock().await };
-        let written = in_task(right, move |guard| async move {
-            let written = write(store).await;
-            drop(guard);
-            written
-        });
+        let store = Arc::clone(self);
+        let session = async move { store.session(false).await };
         let ended =
             || StoreError::new(StoreErrorKind::Unavailable, "writing: the runtime is ending");
-        written.await.unwrap_or_else(|| Err(ended()))
+        in_task(session, write).await.unwrap_or_else(|| Err(ended()))
     }
 
     /// Closes the connections; a pool of the user's stays open.
     pub(super) async fn close(&self) {
-        self.closed.store(true, Ordering::Release);
         self.common.stop();
         if !self.user_pool {
             self.readers.close().await;
@@ -188,8 +141,8 @@ impl SqliteStore {
         keys: &[&DedupKey],
         fetch: Fetch,
     ) -> Result<Vec<Option<Row>>, sqlx::Error> {
-        let connection = &mut *acquire(&self.readers).await?;
-        Session::new(connection, &self.statements).read(keys, fetch).await
+        let connection = acquire(&self.readers).await?;
+        Session::new(connection, &self.statements, None).read(keys, fetch).await
     }
 }
 
@@ -216,7 +169,7 @@ impl BatchExecutor<Lookup> for SqliteStore {
 
 impl SqlStore for SqliteStore {
     type Database = Sqlite;
-    type Session = Writer;
+    type Session = Session;
 
     fn common(&self) -> &Common {
         &self.common
@@ -227,7 +180,23 @@ impl SqlStore for SqliteStore {
     }
 
     async fn prepare(self: &Arc<Self>) -> Result<(), StoreError> {
-        self.migrate().await
+        let fault = |error| store_error(PREPARING, error);
+        if !self.finds_schema().await.map_err(fault)? {
+            // If it is dropped or fails, the transaction rolls back and the next call tries again.
+            let create = move |mut session: Session| async move {
+                // IMMEDIATE: two processes that both find no table take turns.
+                let tx = session.connection.begin_with("BEGIN IMMEDIATE").await;
+                let mut tx = tx.map_err(fault)?;
+                create(&session.statements, &mut tx).await?;
+                tx.commit().await.map_err(fault)
+            };
+            self.write_in_task(create).await?;
+        }
+        if self.user_pool {
+            self.check_settings().await.map_err(fault)?;
+        }
+        self.common.set_has_table();
+        Ok(())
     }
 
     /// The order of the keys is enough.
@@ -237,10 +206,13 @@ impl SqlStore for SqliteStore {
 
     /// A batch has the lock before it takes its calls: a write is executed only for a caller that still waits, and a
     /// release that follows needs the lock too. So it is a fence. The same with a second batch beside a late one.
-    async fn session(self: &Arc<Self>, _: bool) -> Result<Writer, StoreError> {
-        let lock = self.write_lock().await?;
-        let statements = Arc::clone(&self.statements);
-        Ok(Writer { pool: self.writer.clone(), statements, _lock: lock })
+    async fn session(self: &Arc<Self>, _: bool) -> Result<Session, StoreError> {
+        // After an error nothing was sent to the file.
+        let (bound, refused) = (self.options.write_lock_timeout, StoreErrorKind::Refused);
+        let lock = locked(&self.locks.writer, bound, refused).await?;
+        let connection = acquire(&self.writer).await;
+        let connection = connection.map_err(|error| store_error("opening a connection", error))?;
+        Ok(Session::new(connection, &self.statements, Some(lock)))
     }
 
     /// A duplicate is not written, and waits for no writer.
@@ -264,4 +236,16 @@ impl SqlStore for SqliteStore {
     fn completion(&self, keys: &[DedupKey], terms: &CallTerms, mark: Option<&str>) -> Completion {
         completion(&self.statements, self.options.write_lock_timeout, keys, terms, mark)
     }
+}
+
+/// Makes the schema.
+pub(super) async fn create(
+    statements: &Statements,
+    connection: &mut SqliteConnection,
+) -> Result<(), StoreError> {
+    for statement in statements.create() {
+        let created = query(statement).execute(&mut *connection).await;
+        created.map_err(|error| store_error(PREPARING, error))?;
+    }
+    Ok(())
 }

@@ -1,0 +1,164 @@
+//! Transactions of handlers over sqlx, in which a store of this crate completes events.
+
+use std::future::Future;
+use std::sync::Arc;
+
+use sqlx::pool::PoolConnection;
+use sqlx::{Connection, Database, Pool, SqlSafeStr, Transaction};
+
+use super::completion::Completion;
+use crate::error::StoreError;
+
+/// A connection on which a transaction may begin, and the right to it.
+pub(crate) type Connected<DB> = Option<(PoolConnection<DB>, <DB as CompletionDatabase>::Turn)>;
+
+/// Prevents implementations of [`CompletionDatabase`] and [`CompletionConnection`] in other crates.
+pub trait Sealed {}
+
+/// A database of sqlx in which [`Delivery::begin`](crate::Delivery::begin) begins a transaction.
+pub trait CompletionDatabase: Database<Connection: CompletionConnection> + Sealed {
+    /// The right to a transaction, which is held to its end.
+    #[doc(hidden)]
+    type Turn: Send + Sync + 'static;
+
+    /// Returns a connection of the pool once a transaction may begin on it, and the right to it. `None` if the store
+    /// completes its events in another kind of database.
+    #[doc(hidden)]
+    fn connect<E: From<StoreError> + From<sqlx::Error> + Send>(
+        completion: &Completion,
+        pool: &Pool<Self>,
+    ) -> impl Future<Output = Result<Connected<Self>, E>> + Send;
+
+    /// Returns the statement that begins a transaction with this mark.
+    #[doc(hidden)]
+    fn begin_statement(mark: &str) -> String;
+}
+
+/// A connection of sqlx on which [`Delivery::complete_in`](crate::Delivery::complete_in) completes events.
+pub trait CompletionConnection: Connection + Sealed {
+    /// Completes the events in a transaction that this crate has begun. Returns `false` if that transaction has ended, or
+    /// if no row was written, where this is not an error. `is_last`: the COMMIT follows.
+    #[doc(hidden)]
+    fn completes(
+        &mut self,
+        completion: &Completion,
+        is_last: bool,
+    ) -> impl Future<Output = Result<bool, sqlx::Error>> + Send;
+
+    /// Executes a statement with one text parameter. Returns `true` if it returns a row.
+    #[doc(hidden)]
+    fn finds(
+        &mut self,
+        sql: &Arc<str>,
+        parameter: &str,
+    ) -> impl Future<Output = Result<bool, sqlx::Error>> + Send;
+}
+
+/// What an error of a handler's transaction means.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Fault {
+    /// A completion was refused: its text begins so.
+    Refused,
+    /// The database is busy, or another transaction was in the way. Nothing was written.
+    InTheWay,
+    /// The database is away. The outcome is unknown.
+    Away,
+    /// The statement cannot succeed.
+    Statement,
+}
+
+/// The start of the text of a refusal.
+const REFUSAL: &str = "tower_dedup: ";
+
+/// Returns what an error of sqlx means.
+///
+/// SQLSTATEs: <https://www.postgresql.org/docs/current/errcodes-appendix.html>. Result codes of SQLite:
+/// <https://sqlite.org/rescode.html>.
+pub(crate) fn fault(error: &sqlx::Error) -> Fault {
+    let sqlx::Error::Database(error) = error else {
+        return match error {
+            sqlx::Error::PoolTimedOut => Fault::InTheWay,
+            sqlx::Error::Io(_)
+            | sqlx::Error::Tls(_)
+            | sqlx::Error::Protocol(_)
+            | sqlx::Error::PoolClosed
+            | sqlx::Error::WorkerCrashed
+            | sqlx::Error::BeginFailed => Fault::Away,
+            _ => Fault::Statement,
+        };
+    };
+    let code = error.code().unwrap_or_default();
+    // Bad input has the same codes.
+    if matches!(&*code, "22P02" | "1") && error.message().contains(REFUSAL) {
+        return Fault::Refused;
+    }
+    match &*code {
+        "40003" => Fault::Away,
+        // Five characters are of Postgres.
+        code if code.len() == 5 => match &code[..2] {
+            "40" | "53" | "55" => Fault::InTheWay,
+            "08" | "57" | "58" | "XX" => Fault::Away,
+            // A standby; a transaction that was idle or open for too long.
+            _ if matches!(code, "25006" | "25P03" | "25P04") => Fault::InTheWay,
+            _ => Fault::Statement,
+        },
+        code => match code.parse::<i32>().map(|extended| extended & 0xff) {
+            // BUSY, LOCKED, NOMEM, FULL.
+            Ok(5 | 6 | 7 | 13) => Fault::InTheWay,
+            // IOERR, CANTOPEN.
+            Ok(10 | 14) => Fault::Away,
+            _ => Fault::Statement,
+        },
+    }
+}
+
+/// Begins a transaction; `None` if the store completes its events in another kind of database. `BEGIN`
+/// has a task of its own: in sqlx up to 0.9.0, a dropped one leaves its connection in a transaction
+/// ([sqlx#4385](https://github.com/transact-rs/sqlx/issues/4385)). Closes connections that sqlx believes to be in a
+/// transaction, and those in an aborted one: no transaction begins on them.
+pub(crate) async fn begin<
+    DB: CompletionDatabase,
+    E: From<StoreError> + From<sqlx::Error> + Send,
+>(
+    pool: &Pool<DB>,
+    completion: &Completion,
+    mark: &str,
+) -> Result<Option<(Transaction<'static, DB>, DB::Turn)>, E> {
+    let connected = DB::connect::<E>(completion, pool).await?;
+    let Some((mut connection, turn)) = connected else { return Ok(None) };
+    let (pool, statement) = (pool.clone(), DB::begin_statement(mark));
+    let begin = async move {
+        for _ in 0..=pool.options().get_max_connections() {
+            let statement = sqlx::AssertSqlSafe(statement.clone()).into_sql_str();
+            let begun = Transaction::begin(connection, Some(statement)).await;
+            if !begun.as_ref().is_err_and(is_of_an_aborted_transaction) {
+                return Ok(Some((begun?, turn)));
+            }
+            let _ = pool.acquire().await?.close().await;
+            connection = acquire(&pool).await?;
+        }
+        Err(sqlx::Error::PoolTimedOut)
+    };
+    Ok(tokio::spawn(begin).await.unwrap_or(Err(sqlx::Error::WorkerCrashed))?)
+}
+
+/// Returns a connection that is in no transaction, as far as sqlx knows. Closes the others: a transaction of the user's
+/// has ended without sqlx's knowledge, or is open still. Nobody would commit what is written in it, and it does not see
+/// what others have written since.
+pub(crate) async fn acquire<DB: CompletionDatabase>(
+    pool: &Pool<DB>,
+) -> sqlx::Result<PoolConnection<DB>> {
+    loop {
+        let connection = pool.acquire().await?;
+        if !connection.is_in_transaction() {
+            return Ok(connection);
+        }
+        // The connection is closed in any case.
+        let _ = connection.close().await;
+    }
+}
+
+fn is_of_an_aborted_transaction(error: &sqlx::Error) -> bool {
+    let code = error.as_database_error().and_then(sqlx::error::DatabaseError::code);
+    code.is_some_and(|code| code == "25P02")
+}
