@@ -26,12 +26,6 @@ use crate::observe;
 #[cfg(feature = "testing")]
 use crate::provider::Preset;
 
-pub use crate::ledger::{
-    any::AnyLedger,
-    contract::{Begin, BeginContext, HandlerSuccess},
-    lease::Claim,
-};
-
 /// Returns the error and its causes in one line.
 #[must_use]
 pub fn in_one_line(error: &(dyn std::error::Error + 'static)) -> String {

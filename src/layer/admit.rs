@@ -222,14 +222,10 @@ where
 impl<S, L, B> Run<S, L, B> {
     /// Refuses a request whose body was not read to its end.
     pub(super) fn refuse_body<R, E>(&mut self, fault: BodyFault) -> Ending<R, E> {
-        let outcome = match fault {
-            BodyFault::TooLarge => Outcome::TooLarge,
-            BodyFault::Slow => Outcome::SlowBody,
-            BodyFault::Broken(error) => {
-                self.report.error = Some(error);
-                Outcome::BrokenBody
-            }
-        };
+        let outcome = fault.outcome();
+        if let BodyFault::Broken(error) = fault {
+            self.report.error = Some(error);
+        }
         self.answer(outcome)
     }
 

@@ -1,5 +1,6 @@
 //! Bodies: [`Collect`] buffers the request's; [`ResponseBody`] is the response's.
 
+use std::fmt;
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -16,6 +17,7 @@ use tokio::time::Sleep;
 
 use crate::error::BoxError;
 use crate::ledger::deadline_in;
+use crate::observe::Outcome;
 
 pin_project! {
     /// The body of a response: the inner service's, or the layer's own.
@@ -192,6 +194,26 @@ pub(crate) enum BodyFault {
     TooLarge,
     Broken(BoxError),
     Slow,
+}
+
+impl BodyFault {
+    pub(crate) const fn outcome(&self) -> Outcome {
+        match self {
+            Self::TooLarge => Outcome::TooLarge,
+            Self::Broken(_) => Outcome::BrokenBody,
+            Self::Slow => Outcome::SlowBody,
+        }
+    }
+}
+
+impl fmt::Display for BodyFault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::TooLarge => "the body is too large",
+            Self::Broken(_) => "the body ended in an error",
+            Self::Slow => "the body did not arrive in time",
+        })
+    }
 }
 
 pin_project! {

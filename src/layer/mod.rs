@@ -48,7 +48,7 @@ mod service;
 
 pub use body::ResponseBody;
 #[cfg(feature = "verify")]
-pub(crate) use body::{BODY_LIMIT, BODY_TIMEOUT, BodyFault, Collect};
+pub(crate) use body::{BODY_LIMIT, BODY_TIMEOUT, Collect};
 pub use builder::DedupLayer;
 pub use handle::DedupHandle;
 pub use mode::Mode;

@@ -46,23 +46,6 @@ pub struct Dedup<S, L, B = Full<Bytes>> {
     layer: Arc<DedupLayer<L, B>>,
 }
 
-impl<S, L, B> Dedup<S, L, B> {
-    /// Returns the inner service.
-    pub fn get_ref(&self) -> &S {
-        &self.inner
-    }
-
-    /// Returns the inner service.
-    pub fn get_mut(&mut self) -> &mut S {
-        &mut self.inner
-    }
-
-    /// Returns the inner service.
-    pub fn into_inner(self) -> S {
-        self.inner
-    }
-}
-
 impl<S, L, B, R, ResBody> Service<Request<R>> for Dedup<S, L, B>
 where
     S: Service<Request<B>, Response = Response<ResBody>> + Clone + Send + 'static,
