@@ -64,7 +64,7 @@ impl IntoResponse for DeliveryRejection {
     fn into_response(self) -> Response {
         let fix = "put a DedupLayer around the route, or take Option<Delivery> if handshakes and other \
                    requests without a key reach this handler";
-        observe::rejected("Delivery", &self, fix);
+        observe::records::rejected("Delivery", &self, fix);
         StatusCode::INTERNAL_SERVER_ERROR.into_response()
     }
 }
@@ -76,7 +76,7 @@ impl IntoResponse for DeliveryRejection {
 /// [`retry_after_unavailable`](crate::DedupLayer::retry_after_unavailable).
 impl IntoResponse for CommitError {
     fn into_response(self) -> Response {
-        observe::commit_failed(&self);
+        observe::records::commit_failed(&self);
         if !self.is_transient() {
             return StatusCode::INTERNAL_SERVER_ERROR.into_response();
         }

@@ -29,7 +29,7 @@ use crate::provider::Preset;
 /// Returns the error and its causes in one line.
 #[must_use]
 pub fn in_one_line(error: &(dyn std::error::Error + 'static)) -> String {
-    observe::chain(error)
+    observe::records::chain(error)
 }
 
 /// The version of the table that `migrate` makes, as the version table stores it.

@@ -378,7 +378,7 @@ fn run_detached<L: 'static, B: 'static, R: Send + 'static, E: Send + 'static>(
     let task = async move {
         if let Err(Err(panic)) = caller.send(delivery.await) {
             // The caller is gone.
-            observe::orphaned_panic(&namespace, panic_message(&*panic));
+            observe::records::orphaned_panic(&namespace, panic_message(&*panic));
         }
     };
     // A delivery without a span of its own stays in the span of its request.

@@ -467,7 +467,7 @@ async fn store<ResBody: Body<Data = Bytes>, E>(
 ) -> Option<HandlerSuccess> {
     let Ok(Ok(response)) = &mut ended.1 else { return Some(HandlerSuccess::default()) };
     if is_stream(response.headers()) {
-        observe::response_not_stored(key, "its body is a stream");
+        observe::records::response_not_stored(key, "its body is a stream");
         return Some(HandlerSuccess::default());
     }
     let Some(body) = std::mem::take(response.body_mut()).into_inner() else {
@@ -489,7 +489,7 @@ async fn store<ResBody: Body<Data = Bytes>, E>(
     let stored = bytes.and_then(|bytes| {
         Ok(StoredResponse::new(response.status(), replay.select(response.headers())?, bytes))
     });
-    let stored = stored.inspect_err(|reason| observe::response_not_stored(key, reason));
+    let stored = stored.inspect_err(|reason| observe::records::response_not_stored(key, reason));
     Some(HandlerSuccess { response: stored.ok().map(Arc::new) })
 }
 

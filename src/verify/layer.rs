@@ -282,7 +282,7 @@ impl VerifyLayer {
                 return Err(StatusCode::UNAUTHORIZED);
             }
             Ok(Err(error)) => {
-                format!("the look-up failed: {}", escaped(&observe::chain(&*error)))
+                format!("the look-up failed: {}", escaped(&observe::records::chain(&*error)))
             }
             Err(_) => "the look-up took too long".to_owned(),
         };
@@ -301,7 +301,7 @@ impl VerifyLayer {
     ) {
         let url = verifier.and_then(|verifier| verifier.signed_url(head));
         let preset = verifier.and_then(|verifier| verifier.preset);
-        observe::not_verified(
+        observe::records::not_verified(
             self.name.as_deref().or(preset.as_ref().map(Preset::name)),
             &escaped(head.uri.path()),
             url.as_deref().map(|url| escaped(url)).as_deref(),

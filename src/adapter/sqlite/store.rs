@@ -137,10 +137,10 @@ impl SqliteStore {
         let journal: String =
             sqlx::query_scalar("PRAGMA journal_mode").fetch_one(&self.writer).await?;
         if synchronous < 2 {
-            observe::sqlite_is_not_durable(synchronous);
+            observe::records::sqlite_is_not_durable(synchronous);
         }
         if !journal.eq_ignore_ascii_case("wal") {
-            observe::sqlite_is_not_in_wal_mode(&journal);
+            observe::records::sqlite_is_not_in_wal_mode(&journal);
         }
         Ok(())
     }
