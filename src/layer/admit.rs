@@ -29,7 +29,7 @@ use super::policy::{LogIds, OnMissingKey, Verified};
 use crate::adapter::Payloads;
 use crate::delivery::{Delivery, Verdict};
 use crate::error::{KeyError, KeyErrorKind};
-use crate::key::{DedupKey, Extracted, KeyPart, Keys, RequestRef};
+use crate::key::{DedupKey, Extracted, Keys, RequestRef};
 use crate::ledger::RunsWithoutKey;
 use crate::observe::{self, DedupAnswer, Outcome};
 
@@ -271,7 +271,7 @@ impl<S, L, B> Run<S, L, B> {
 
     fn request_keys(&self) -> Result<(Keys, Option<Payloads>), KeyError> {
         let keys = self.extract()?;
-        let payloads = self.bounded_payloads(&keys)?;
+        let payloads = self.payloads(&keys)?;
         Ok((self.named(keys), payloads))
     }
 
@@ -288,7 +288,7 @@ impl<S, L, B> Run<S, L, B> {
     /// Reads a request in shadow, and returns the fault of its keys too.
     fn read_leniently(&self) -> (Keys, Option<Payloads>, Option<KeyError>) {
         let (keys, fault) = self.extract_leniently();
-        let payloads = fault.map_or_else(|| caught(|| self.bounded_payloads(&keys)), Err);
+        let payloads = fault.map_or_else(|| caught(|| self.payloads(&keys)), Err);
         let (payloads, fault) = payloads.map_or_else(|fault| (None, Some(fault)), |it| (it, None));
         (self.named(keys), payloads, fault)
     }
@@ -319,20 +319,15 @@ impl<S, L, B> Run<S, L, B> {
         }
     }
 
-    /// Refuses too many keys. Returns the digests of the payloads, if the layer compares payloads.
-    fn bounded_payloads(&self, keys: &Keys) -> Result<Option<Payloads>, KeyError> {
-        let config = &self.layer.config;
+    /// Refuses too many keys. Returns the SHA-256 of each event's payload, if the layer compares payloads. In a
+    /// multi-event delivery a payload is the event's own bytes; an event whose bytes the extractor does not name is
+    /// not compared.
+    fn payloads(&self, keys: &Keys) -> Result<Option<Payloads>, KeyError> {
+        let (config, events) = (&self.layer.config, keys.events());
         if keys.identity_count() > config.max_keys {
             return Err(KeyError::new(KeyErrorKind::TooMany, "the request"));
         }
-        let compared = config.compare_payload.as_ref();
-        compared.map(|part| self.payloads(part, keys)).transpose()
-    }
-
-    /// Returns the SHA-256 of each event's payload. In a multi-event delivery a payload is the
-    /// event's own bytes; an event whose bytes the extractor does not name is not compared.
-    fn payloads(&self, part: &KeyPart, keys: &Keys) -> Result<Payloads, KeyError> {
-        let events = keys.events();
+        let Some(part) = &config.compare_payload else { return Ok(None) };
         let mut payloads = Vec::with_capacity(events.len());
         for event in events {
             let Some(bytes) = event.payload().or((!keys.is_multi_event()).then_some(&self.body))
@@ -345,7 +340,7 @@ impl<S, L, B> Run<S, L, B> {
         // If two events have one key, the second is a duplicate of the first.
         payloads.sort_by(|(one, _), (other, _)| one.cmp(other));
         payloads.dedup_by(|(later, _), (earlier, _)| later == earlier);
-        Ok(payloads.into())
+        Ok(Some(payloads.into()))
     }
 }
 
