@@ -146,10 +146,3 @@ pub fn sqlite_statements(adapter: &SqliteAdapter) -> Vec<(&'static str, Arc<str>
 pub fn body_and_retries(preset: &Preset) -> (Option<usize>, String) {
     (preset.max_body, format!("{:?}", preset.retries))
 }
-
-/// Returns `true` if a signed time limits how long a captured delivery of this sender can be sent again.
-#[cfg(all(feature = "testing", feature = "verify"))]
-#[must_use]
-pub fn signs_time(preset: &Preset) -> bool {
-    preset.scheme.is_some_and(|scheme| scheme.signs_time())
-}
