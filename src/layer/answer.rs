@@ -60,7 +60,7 @@ fn dressed<B, E>(
 }
 
 /// Returns whole seconds, rounded up: the sender must not come back too early.
-fn seconds(duration: Duration) -> u64 {
+pub(super) fn seconds(duration: Duration) -> u64 {
     duration.as_secs().saturating_add(u64::from(duration.subsec_nanos() > 0))
 }
 

@@ -391,7 +391,7 @@ where
         if let Ok(Ok(response)) = &mut ended.1
             && response.extensions_mut().remove::<RetryAfterOfLayer>().is_some()
         {
-            let seconds = self.layer.config.retry_after_unavailable.as_secs();
+            let seconds = answer::seconds(self.layer.config.retry_after_unavailable);
             response.headers_mut().insert(header::RETRY_AFTER, seconds.into());
         }
     }
