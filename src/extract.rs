@@ -51,14 +51,6 @@ impl<S: Sync> OptionalFromRequestParts<S> for Delivery {
 #[derive(Debug, Clone, Copy)]
 pub struct DeliveryRejection(());
 
-impl DeliveryRejection {
-    /// Returns 500, because the route has no such layer.
-    #[must_use]
-    pub fn status(&self) -> StatusCode {
-        StatusCode::INTERNAL_SERVER_ERROR
-    }
-}
-
 impl fmt::Display for DeliveryRejection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("this request was not deduplicated")
@@ -67,13 +59,13 @@ impl fmt::Display for DeliveryRejection {
 
 impl std::error::Error for DeliveryRejection {}
 
-/// The body is empty. The cause is logged, because clients never see internal errors.
+/// 500, because the route has no such layer. The body is empty, and the cause is logged.
 impl IntoResponse for DeliveryRejection {
     fn into_response(self) -> Response {
         let fix = "put a DedupLayer around the route, or take Option<Delivery> if handshakes and other \
                    requests without a key reach this handler";
-        observe::rejected("Delivery", &self, fix);
-        self.status().into_response()
+        observe::records::rejected("Delivery", &self, fix);
+        StatusCode::INTERNAL_SERVER_ERROR.into_response()
     }
 }
 
@@ -84,7 +76,7 @@ impl IntoResponse for DeliveryRejection {
 /// [`retry_after_unavailable`](crate::DedupLayer::retry_after_unavailable).
 impl IntoResponse for CommitError {
     fn into_response(self) -> Response {
-        observe::commit_failed(&self);
+        observe::records::commit_failed(&self);
         if !self.is_transient() {
             return StatusCode::INTERNAL_SERVER_ERROR.into_response();
         }

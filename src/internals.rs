@@ -26,16 +26,10 @@ use crate::observe;
 #[cfg(feature = "testing")]
 use crate::provider::Preset;
 
-pub use crate::ledger::{
-    any::AnyLedger,
-    contract::{Begin, BeginContext, HandlerSuccess},
-    lease::Claim,
-};
-
 /// Returns the error and its causes in one line.
 #[must_use]
 pub fn in_one_line(error: &(dyn std::error::Error + 'static)) -> String {
-    observe::chain(error)
+    observe::records::chain(error)
 }
 
 /// The version of the table that `migrate` makes, as the version table stores it.
@@ -151,11 +145,4 @@ pub fn sqlite_statements(adapter: &SqliteAdapter) -> Vec<(&'static str, Arc<str>
 #[must_use]
 pub fn body_and_retries(preset: &Preset) -> (Option<usize>, String) {
     (preset.max_body, format!("{:?}", preset.retries))
-}
-
-/// Returns `true` if a signed time limits how long a captured delivery of this sender can be sent again.
-#[cfg(all(feature = "testing", feature = "verify"))]
-#[must_use]
-pub fn signs_time(preset: &Preset) -> bool {
-    preset.scheme.is_some_and(|scheme| scheme.signs_time())
 }

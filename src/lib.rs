@@ -27,38 +27,18 @@ mod extract;
 pub mod guide {
     //! The pages of the guide. Read the [crate page](crate) first.
 
-    #[doc = include_str!("docs/how_it_works.md")]
-    pub mod how_it_works {}
+    /// Makes a page of each file of `docs`.
+    macro_rules! pages {
+        ($($page:ident)+) => {$(
+            #[doc = include_str!(concat!("docs/", stringify!($page), ".md"))]
+            pub mod $page {}
+        )+};
+    }
 
-    #[doc = include_str!("docs/keys.md")]
-    pub mod keys {}
-
-    #[doc = include_str!("docs/providers.md")]
-    pub mod providers {}
-
-    #[doc = include_str!("docs/verification.md")]
-    pub mod verification {}
-
-    #[doc = include_str!("docs/transactions.md")]
-    pub mod transactions {}
-
-    #[doc = include_str!("docs/responses.md")]
-    pub mod responses {}
-
-    #[doc = include_str!("docs/idempotency.md")]
-    pub mod idempotency {}
-
-    #[doc = include_str!("docs/recipes.md")]
-    pub mod recipes {}
-
-    #[doc = include_str!("docs/testing.md")]
-    pub mod testing {}
-
-    #[doc = include_str!("docs/production.md")]
-    pub mod production {}
-
-    #[doc = include_str!("docs/incidents.md")]
-    pub mod incidents {}
+    pages! {
+        how_it_works keys providers verification transactions responses
+        idempotency recipes testing production incidents
+    }
 }
 mod idempotency;
 #[doc(hidden)]

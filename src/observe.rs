@@ -133,7 +133,7 @@ mod delivery;
 mod describe;
 pub(crate) mod endings;
 mod meters;
-mod records;
+pub(crate) mod records;
 mod store;
 
 pub(crate) use delivery::{Report, RunReport, ShadowFields};
@@ -141,26 +141,6 @@ pub(crate) use delivery::{Report, RunReport, ShadowFields};
 pub use describe::{describe_metrics, metrics_buckets};
 pub(crate) use endings::{DedupAnswer, Outcome};
 pub(crate) use meters::{Meters, MetersByNamespace, pending_write};
-#[cfg(feature = "memory")]
-pub(crate) use records::nearly_full;
-#[cfg(feature = "verify")]
-pub(crate) use records::not_verified;
-pub(crate) use records::{
-    background_claimed, background_completed, background_failed, background_refused,
-    background_released, chain, claim_missing, lease_lost, mismatch, mode_changed, orphaned_panic,
-    response_not_stored, same_body, same_event, short_retention, small_body_limit, takeover,
-    unprotected, unsigned_id,
-};
-#[cfg(feature = "axum")]
-pub(crate) use records::{commit_failed, rejected};
-#[cfg(feature = "postgres")]
-pub(crate) use records::{not_encrypted, worker_restarted};
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
-pub(crate) use records::{purge_failed, purge_failed_again, purged};
-#[cfg(feature = "redis")]
-pub(crate) use records::{redis_hides_its_policy, redis_is_unfit, store_loss_suspected};
-#[cfg(feature = "sqlite")]
-pub(crate) use records::{sqlite_is_not_durable, sqlite_is_not_in_wal_mode};
 pub(crate) use store::StoreSpan;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub(crate) use store::{set_last_purge, table};

@@ -17,19 +17,19 @@ use tokio::sync::oneshot;
 use tower_service::Service;
 use tracing::{Instrument, Span};
 
-use super::answer::{Ending, panic_message};
+use super::answer::{self, Ending, panic_message};
 #[cfg(feature = "axum")]
 use super::body::{BODY_LIMIT, raise_limit_of_axum};
 use super::body::{BodyFault, ResponseBody};
 use super::builder::DedupLayer;
-use super::delivery::{Judged, RequestKeys, Run};
+use super::delivery::{Judged, Run};
 use super::gate::release_readiness;
 use super::mode::Mode;
 use super::policy::{LogIds, OnMissingKey, Verified};
 use crate::adapter::Payloads;
 use crate::delivery::{Delivery, Verdict};
 use crate::error::{KeyError, KeyErrorKind};
-use crate::key::{DedupKey, Extracted, KeyPart, Keys, RequestRef};
+use crate::key::{DedupKey, Extracted, Keys, RequestRef};
 use crate::ledger::RunsWithoutKey;
 use crate::observe::{self, DedupAnswer, Outcome};
 
@@ -97,11 +97,11 @@ where
             Ok(Err(_)) => {
                 return Dispatch::Ended(self.answer(Outcome::Handshake));
             }
-            Ok(Ok(request)) if request.keys.is_empty() => {
+            Ok(Ok((keys, _))) if keys.is_empty() => {
                 self.head.extensions.get::<RunsWithoutKey>().is_some()
             }
-            Ok(Ok(request)) => {
-                self.request = request;
+            Ok(Ok(read)) => {
+                (self.keys, self.payloads) = read;
                 self.is_nested(Delivery::holds)
             }
             Err(error) => {
@@ -148,9 +148,9 @@ where
     /// Starts a delivery in shadow, whatever is wrong with it.
     fn observe(mut self: Box<Self>, cx: &mut Context<'_>) -> Dispatch<ResBody, S::Error> {
         let is_verified = self.is_verified();
-        let (request, fault) = self.read_leniently();
-        self.request = request;
-        if self.request.keys.is_empty() && fault.is_none() && is_verified {
+        let (keys, payloads, fault) = self.read_leniently();
+        (self.keys, self.payloads) = (keys, payloads);
+        if self.keys.is_empty() && fault.is_none() && is_verified {
             self.report.emit(Outcome::Bypass, &[], &self.layer.config.meters);
             return self.forward();
         }
@@ -196,7 +196,7 @@ where
 
     /// Lets a request through that an outer layer runs.
     fn forward_nested(self) -> Dispatch<ResBody, S::Error> {
-        let (meters, keys) = (&self.layer.config.meters, &self.request.keys);
+        let (meters, keys) = (&self.layer.config.meters, &self.keys);
         if !keys.is_empty() {
             meters.nested();
         }
@@ -215,26 +215,22 @@ where
     fn forward(mut self) -> Dispatch<ResBody, S::Error> {
         let request = Request::from_parts(self.head, B::from(self.body));
         let response = self.inner.call(request).map_ok(|it| it.map(ResponseBody::inner));
-        Dispatch::Waiting(Box::pin(response.map(Ending::Inner)))
+        Dispatch::Waiting(Box::pin(response.map(Ok)))
     }
 }
 
 impl<S, L, B> Run<S, L, B> {
     /// Refuses a request whose body was not read to its end.
     pub(super) fn refuse_body<R, E>(&mut self, fault: BodyFault) -> Ending<R, E> {
-        let outcome = match fault {
-            BodyFault::TooLarge => Outcome::TooLarge,
-            BodyFault::Slow => Outcome::SlowBody,
-            BodyFault::Broken(error) => {
-                self.report.error = Some(error);
-                Outcome::BrokenBody
-            }
-        };
+        let outcome = fault.outcome();
+        if let BodyFault::Broken(error) = fault {
+            self.report.error = Some(error);
+        }
         self.answer(outcome)
     }
 
     fn answer<R, E>(&mut self, outcome: Outcome) -> Ending<R, E> {
-        let ending = Ending::Own(outcome.answer());
+        let ending = answer::own(outcome.answer(), &self.layer.config);
         self.report(outcome, &ending);
         ending
     }
@@ -245,8 +241,10 @@ impl<S, L, B> Run<S, L, B> {
         if outcome == Outcome::Overloaded {
             self.report.error = Some(self.layer.gate.load().into());
         }
-        self.report.status = ending.own_status(config).or(self.report.status);
-        self.report.emit(outcome, self.request.logged(self.judged), &config.meters);
+        if let Ok(Ok(response)) = ending {
+            self.report.status = Some(response.status());
+        }
+        self.report.emit(outcome, self.judged.logged(&self.keys), &config.meters);
     }
 
     fn request_ref(&self) -> RequestRef<'_> {
@@ -255,15 +253,14 @@ impl<S, L, B> Run<S, L, B> {
 
     /// Opens the span of the delivery, which the rest of its work enters.
     fn open_span(&mut self) {
-        let events = self.request.logged(self.judged);
-        self.report.open_span(events, &self.layer.config.meters);
+        self.report.open_span(self.judged.logged(&self.keys), &self.layer.config.meters);
     }
 
     /// Returns `true` if an outer layer runs this delivery. This layer would find the event in flight
     /// or complete.
     fn is_nested(&self, runs: fn(&Delivery, &DedupKey) -> bool) -> bool {
         let outer = self.head.extensions.get::<Delivery>();
-        let mut events = self.request.keys.events().iter();
+        let mut events = self.keys.events().iter();
         outer.is_some_and(|outer| events.any(|event| runs(outer, event.key())))
     }
 
@@ -272,10 +269,10 @@ impl<S, L, B> Run<S, L, B> {
         !self.layer.config.require_verified || self.head.extensions.get::<Verified>().is_some()
     }
 
-    fn request_keys(&self) -> Result<RequestKeys, KeyError> {
+    fn request_keys(&self) -> Result<(Keys, Option<Payloads>), KeyError> {
         let keys = self.extract()?;
-        let payloads = self.bounded_payloads(&keys)?;
-        Ok(RequestKeys { keys: self.named(keys), payloads })
+        let payloads = self.payloads(&keys)?;
+        Ok((self.named(keys), payloads))
     }
 
     /// Returns the keys as the delivery and its log records hold them.
@@ -289,11 +286,11 @@ impl<S, L, B> Run<S, L, B> {
     }
 
     /// Reads a request in shadow, and returns the fault of its keys too.
-    fn read_leniently(&self) -> (RequestKeys, Option<KeyError>) {
+    fn read_leniently(&self) -> (Keys, Option<Payloads>, Option<KeyError>) {
         let (keys, fault) = self.extract_leniently();
-        let payloads = fault.map_or_else(|| caught(|| self.bounded_payloads(&keys)), Err);
+        let payloads = fault.map_or_else(|| caught(|| self.payloads(&keys)), Err);
         let (payloads, fault) = payloads.map_or_else(|fault| (None, Some(fault)), |it| (it, None));
-        (RequestKeys { keys: self.named(keys), payloads }, fault)
+        (self.named(keys), payloads, fault)
     }
 
     /// Returns the keys of a request that reaches the handler whatever is wrong with them. If there is a
@@ -322,20 +319,15 @@ impl<S, L, B> Run<S, L, B> {
         }
     }
 
-    /// Refuses too many keys. Returns the digests of the payloads, if the layer compares payloads.
-    fn bounded_payloads(&self, keys: &Keys) -> Result<Option<Payloads>, KeyError> {
-        let config = &self.layer.config;
+    /// Refuses too many keys. Returns the SHA-256 of each event's payload, if the layer compares payloads. In a
+    /// multi-event delivery a payload is the event's own bytes; an event whose bytes the extractor does not name is
+    /// not compared.
+    fn payloads(&self, keys: &Keys) -> Result<Option<Payloads>, KeyError> {
+        let (config, events) = (&self.layer.config, keys.events());
         if keys.identity_count() > config.max_keys {
             return Err(KeyError::new(KeyErrorKind::TooMany, "the request"));
         }
-        let compared = config.compare_payload.as_ref();
-        compared.map(|part| self.payloads(part, keys)).transpose()
-    }
-
-    /// Returns the SHA-256 of each event's payload. In a multi-event delivery a payload is the
-    /// event's own bytes; an event whose bytes the extractor does not name is not compared.
-    fn payloads(&self, part: &KeyPart, keys: &Keys) -> Result<Payloads, KeyError> {
-        let events = keys.events();
+        let Some(part) = &config.compare_payload else { return Ok(None) };
         let mut payloads = Vec::with_capacity(events.len());
         for event in events {
             let Some(bytes) = event.payload().or((!keys.is_multi_event()).then_some(&self.body))
@@ -348,7 +340,7 @@ impl<S, L, B> Run<S, L, B> {
         // If two events have one key, the second is a duplicate of the first.
         payloads.sort_by(|(one, _), (other, _)| one.cmp(other));
         payloads.dedup_by(|(later, _), (earlier, _)| later == earlier);
-        Ok(payloads.into())
+        Ok(Some(payloads.into()))
     }
 }
 
@@ -377,18 +369,19 @@ fn run_detached<L: 'static, B: 'static, R: Send + 'static, E: Send + 'static>(
         return Dispatch::Ended(ending);
     }
     let (caller, ending) = oneshot::channel();
+    let namespace = Arc::clone(&layer.config.key.namespace);
     let task = async move {
-        if let Err(Ending::Panicked(panic)) = caller.send(delivery.await) {
+        if let Err(Err(panic)) = caller.send(delivery.await) {
             // The caller is gone.
-            let namespace = &layer.config.key.namespace;
-            observe::orphaned_panic(namespace, panic_message(&*panic));
+            observe::records::orphaned_panic(&namespace, panic_message(&*panic));
         }
     };
     // A delivery without a span of its own stays in the span of its request.
     let span = if span.is_disabled() { Span::current() } else { span };
     tasks.spawn(task.instrument(span));
-    Dispatch::Waiting(Box::pin(async {
+    Dispatch::Waiting(Box::pin(async move {
         // The runtime drops the task when it shuts down.
-        ending.await.unwrap_or(Ending::Own(DedupAnswer::Unavailable))
+        let dropped = |_| answer::own(DedupAnswer::Unavailable, &layer.config);
+        ending.await.unwrap_or_else(dropped)
     }))
 }

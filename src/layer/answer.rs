@@ -3,43 +3,23 @@
 //! A response never names an internal error: the log record does.
 
 use std::any::Any;
-use std::sync::Arc;
+use std::thread;
 use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::{HeaderValue, RETRY_AFTER};
-use http::{HeaderName, Response, StatusCode};
+use http::{HeaderName, Response};
 
 use super::body::ResponseBody;
 use super::config::Config;
 use crate::adapter::contract::StoredResponse;
 use crate::observe::DedupAnswer;
 
-/// How a delivery ended.
-pub(super) enum Ending<B, E> {
-    /// The inner service returned a response or an error.
-    Inner(Result<Response<ResponseBody<B>>, E>),
-    /// The layer answers.
-    Own(DedupAnswer),
-    /// The layer answers with the stored response to the first delivery.
-    Replay(Arc<StoredResponse>),
-    /// The inner service panicked.
-    Panicked(Box<dyn Any + Send>),
-}
+/// How a request ends for its caller: in a response, or in an error or a panic of the inner service.
+pub(super) type Ending<B, E> = thread::Result<Result<Response<ResponseBody<B>>, E>>;
 
-impl<B, E> Ending<B, E> {
-    /// Returns the status of a response that is not the inner service's.
-    pub(super) fn own_status(&self, config: &Config) -> Option<StatusCode> {
-        match self {
-            Self::Own(answer) => Some(config.status(*answer)),
-            Self::Replay(response) => Some(response.status),
-            Self::Inner(_) | Self::Panicked(_) => None,
-        }
-    }
-}
-
-/// Returns a response of the layer's own.
-pub(super) fn own<B>(answer: DedupAnswer, config: &Config) -> Response<ResponseBody<B>> {
+/// Returns an answer of the layer's own.
+pub(super) fn own<B, E>(answer: DedupAnswer, config: &Config) -> Ending<B, E> {
     let mut response = Response::new(Bytes::new());
     *response.status_mut() = config.status(answer);
     let retry_after = match answer {
@@ -54,7 +34,7 @@ pub(super) fn own<B>(answer: DedupAnswer, config: &Config) -> Response<ResponseB
 }
 
 /// Returns the stored response to the first delivery of an event.
-pub(super) fn replayed<B>(stored: &StoredResponse, config: &Config) -> Response<ResponseBody<B>> {
+pub(super) fn replayed<B, E>(stored: &StoredResponse, config: &Config) -> Ending<B, E> {
     let mut response = Response::new(stored.body.clone());
     *response.status_mut() = stored.status;
     *response.headers_mut() = stored.headers.clone();
@@ -62,11 +42,11 @@ pub(super) fn replayed<B>(stored: &StoredResponse, config: &Config) -> Response<
 }
 
 /// Marks a response as the layer's own.
-fn dressed<B>(
+fn dressed<B, E>(
     mut response: Response<Bytes>,
     answer: Option<DedupAnswer>,
     config: &Config,
-) -> Response<ResponseBody<B>> {
+) -> Ending<B, E> {
     if let Some(dress) = config.dress {
         dress(&mut response, answer, config.problem_docs.as_deref());
     }
@@ -76,11 +56,11 @@ fn dressed<B>(
         response.headers_mut().insert(HeaderName::clone(name), value);
     }
     response.extensions_mut().insert(answer);
-    response.map(ResponseBody::full)
+    Ok(Ok(response.map(ResponseBody::full)))
 }
 
 /// Returns whole seconds, rounded up: the sender must not come back too early.
-fn seconds(duration: Duration) -> u64 {
+pub(super) fn seconds(duration: Duration) -> u64 {
     duration.as_secs().saturating_add(u64::from(duration.subsec_nanos() > 0))
 }
 

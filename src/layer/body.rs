@@ -1,5 +1,6 @@
 //! Bodies: [`Collect`] buffers the request's; [`ResponseBody`] is the response's.
 
+use std::fmt;
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -10,12 +11,13 @@ use http::HeaderMap;
 #[cfg(feature = "axum")]
 use http::{Extensions, Request};
 use http_body::{Body, Frame, SizeHint};
-use http_body_util::{LengthLimitError, Limited};
+use http_body_util::LengthLimitError;
 use pin_project_lite::pin_project;
 use tokio::time::Sleep;
 
 use crate::error::BoxError;
 use crate::ledger::deadline_in;
+use crate::observe::Outcome;
 
 pin_project! {
     /// The body of a response: the inner service's, or the layer's own.
@@ -194,12 +196,33 @@ pub(crate) enum BodyFault {
     Slow,
 }
 
+impl BodyFault {
+    pub(crate) const fn outcome(&self) -> Outcome {
+        match self {
+            Self::TooLarge => Outcome::TooLarge,
+            Self::Broken(_) => Outcome::BrokenBody,
+            Self::Slow => Outcome::SlowBody,
+        }
+    }
+}
+
+impl fmt::Display for BodyFault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::TooLarge => "the body is too large",
+            Self::Broken(_) => "the body ended in an error",
+            Self::Slow => "the body did not arrive in time",
+        })
+    }
+}
+
 pin_project! {
     /// Collects a body into one buffer. A body of one buffer is not copied. Trailers are dropped.
     pub(crate) struct Collect<R> {
         #[pin]
-        body: Limited<R>,
-        announces_too_much: bool,
+        body: R,
+        // How many bytes may still come.
+        left: usize,
         time: Duration,
         // Set at the first wait, because most bodies arrive with their request.
         deadline: Option<Pin<Box<Sleep>>>,
@@ -216,10 +239,7 @@ where
     R::Error: Into<BoxError>,
 {
     pub(crate) fn new(body: R, limit: usize, time: Duration) -> Self {
-        // `Limited` hides the length that the body announces.
-        let announces_too_much = body.size_hint().lower() > limit as u64;
-        let body = Limited::new(body, limit);
-        Self { body, announces_too_much, time, deadline: None, first: Bytes::new(), all: None }
+        Self { body, left: limit, time, deadline: None, first: Bytes::new(), all: None }
     }
 
     pub(crate) fn poll(
@@ -227,13 +247,14 @@ where
         cx: &mut Context<'_>,
     ) -> Poll<Result<Bytes, BodyFault>> {
         let mut this = self.project();
-        if *this.announces_too_much {
+        // Most bodies announce their length: one that is too large is not read.
+        if this.body.size_hint().lower() > *this.left as u64 {
             return Poll::Ready(Err(BodyFault::TooLarge));
         }
         loop {
             let frame = match this.body.as_mut().poll_frame(cx) {
                 Poll::Ready(Some(Ok(frame))) => frame,
-                Poll::Ready(Some(Err(error))) => return Poll::Ready(Err(fault(error))),
+                Poll::Ready(Some(Err(error))) => return Poll::Ready(Err(fault(error.into()))),
                 Poll::Ready(None) => break,
                 Poll::Pending => {
                     let time = *this.time;
@@ -244,6 +265,10 @@ where
                 }
             };
             let Ok(data) = frame.into_data() else { continue };
+            let Some(left) = this.left.checked_sub(data.len()) else {
+                return Poll::Ready(Err(BodyFault::TooLarge));
+            };
+            *this.left = left;
             if let Some(all) = this.all {
                 all.extend_from_slice(&data);
             } else if this.first.is_empty() {
@@ -260,7 +285,7 @@ where
     }
 }
 
-/// Returns `TooLarge` if a limit, of this layer or an outer one, caused the error.
+/// Returns `TooLarge` if a limit of an outer layer caused the error.
 fn fault(error: BoxError) -> BodyFault {
     let mut next: Option<&(dyn std::error::Error + 'static)> = Some(&*error);
     while let Some(cause) = next {

@@ -192,7 +192,7 @@ impl<L, B> DedupLayer<L, B> {
         if let Some(largest) = self.config.key.max_body
             && bytes < largest
         {
-            observe::small_body_limit(&self.config.key.namespace, bytes, largest);
+            observe::records::small_body_limit(&self.config.key.namespace, bytes, largest);
         }
         self
     }
@@ -218,7 +218,7 @@ impl<L, B> DedupLayer<L, B> {
         if let Some(floor) = self.config.key.retention_floor
             && retention < floor
         {
-            observe::short_retention(&self.config.key.namespace, retention, floor);
+            observe::records::short_retention(&self.config.key.namespace, retention, floor);
         }
         self
     }
@@ -376,7 +376,7 @@ impl<L, B> DedupLayer<L, B> {
     /// as a [content identity](crate::guide::keys#an-id-that-is-not-signed).
     pub fn require_verified(mut self) -> Self {
         if self.config.key.is_replayable() {
-            observe::unsigned_id(&self.config.key.namespace);
+            observe::records::unsigned_id(&self.config.key.namespace);
         }
         self.config.require_verified = true;
         self

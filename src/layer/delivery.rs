@@ -38,7 +38,7 @@ use http::{Extensions, Method, Request, Response, header, request};
 use http_body::Body;
 use tower_service::Service;
 
-use super::answer::Ending;
+use super::answer::{self, Ending};
 use super::body::{ResponseBody, buffer_response};
 use super::builder::DedupLayer;
 use super::config::{Config, WithoutResponse};
@@ -54,29 +54,22 @@ use crate::ledger::{AnyLedger, Begin, BeginContext, Claim, HandlerSuccess, RunsW
 use crate::observe::{self, DedupAnswer, Outcome, Report, ShadowFields};
 use crate::run::{Admission, Called, call, run};
 
-/// The keys of a request. Without a key, there are none.
-pub(super) struct RequestKeys {
-    pub(super) keys: Keys,
-    /// The digests of the payloads, if the layer compares payloads.
-    pub(super) payloads: Option<Payloads>,
-}
-
-impl RequestKeys {
-    /// Returns the events that log records may name.
-    pub(super) fn logged(&self, judged: Judged) -> &[Event] {
-        match judged {
-            Judged::InShadow(Some(verdict)) if !verdict.is_of_a_key() => &[],
-            _ => self.keys.events(),
-        }
-    }
-}
-
 /// How the layer treats the verdict on a delivery.
 #[derive(Clone, Copy)]
 pub(super) enum Judged {
     Enforced,
     /// The handler runs under every verdict. A verdict that is known before claims nothing.
     InShadow(Option<Verdict>),
+}
+
+impl Judged {
+    /// Returns the events that log records may name.
+    pub(super) fn logged(self, keys: &Keys) -> &[Event] {
+        match self {
+            Self::InShadow(Some(verdict)) if !verdict.is_of_a_key() => &[],
+            _ => keys.events(),
+        }
+    }
 }
 
 /// A request, and the delivery that it becomes.
@@ -87,8 +80,10 @@ pub(super) struct Run<S, L, B> {
     pub(super) head: request::Parts,
     /// Empty until it was read.
     pub(super) body: Bytes,
-    /// Without a key until they were extracted.
-    pub(super) request: RequestKeys,
+    /// Empty until they were extracted, and of a request without a key.
+    pub(super) keys: Keys,
+    /// The digests of the payloads, if the layer compares payloads.
+    pub(super) payloads: Option<Payloads>,
     pub(super) judged: Judged,
     pub(super) layer: Arc<DedupLayer<L, B>>,
     /// `None` while the delivery waits, and in shadow if none was free.
@@ -103,7 +98,8 @@ impl<S, L, B> Run<S, L, B> {
             inner,
             head,
             body: Bytes::new(),
-            request: RequestKeys { keys: Keys::none(), payloads: None },
+            keys: Keys::none(),
+            payloads: None,
             judged: Judged::Enforced,
             layer,
             permit: None,
@@ -112,7 +108,8 @@ impl<S, L, B> Run<S, L, B> {
     }
 }
 
-/// A delivery whose handler runs.
+/// What the handler of a delivery runs on.
+#[derive(Default)]
 struct Runs {
     claim: Option<Claim>,
     /// The events that were claimed.
@@ -123,6 +120,9 @@ struct Runs {
 
 /// How a delivery ended, for its log record and for its caller.
 type Ended<B, E> = (Outcome, Ending<B, E>);
+
+/// Why the handler does not run. If every event is complete, with when the first of them was seen.
+type Refusal = (Outcome, Option<Seen>);
 
 /// A claim after its wait, or the ending of a delivery that may not go on.
 type Waited<B, E> = Result<Result<Begin<Claim>, StoreError>, Box<Ended<B, E>>>;
@@ -144,7 +144,7 @@ where
             // claim is released. The ledger catches the panics of an adapter.
             let (outcome, ending) = match AssertUnwindSafe(self.deliver()).catch_unwind().await {
                 Ok(ended) => ended,
-                Err(panic) => (Outcome::Panicked, Ending::Panicked(panic)),
+                Err(panic) => (Outcome::Panicked, Err(panic)),
             };
             drop(running);
             self.report(outcome, &ending);
@@ -160,17 +160,18 @@ where
                 Err(ended) => return *ended,
             },
         };
-        // Each step writes the ending here. As an output it would be moved four times.
-        let mut ended = own(Outcome::Unavailable);
-        let (verdict, claimed) = match begun {
-            Ok(begun) => self.judge_claim(begun, &mut ended),
-            Err(verdict) => (verdict, None),
+        let (verdict, runs) = match begun {
+            Ok(begun) => self.judge_claim(begun),
+            Err(verdict) => (verdict, Ok(Runs::default())),
         };
         self.note(verdict);
-        let Runs { claim, delivery, instead } = match (claimed, self.judged) {
-            (Some(claimed), _) => claimed,
-            (None, Judged::InShadow(_)) => Runs { claim: None, delivery: None, instead: None },
-            (None, Judged::Enforced) => return ended,
+        let Runs { claim, delivery, instead } = match (runs, self.judged) {
+            (Ok(runs), _) => runs,
+            (Err(_), Judged::InShadow(_)) => Runs::default(),
+            (Err((outcome, None)), Judged::Enforced) => return self.own(outcome),
+            (Err((outcome, Some(seen))), Judged::Enforced) => {
+                return (outcome, self.answer_known(&seen));
+            }
         };
         if let Some(delivery) = &delivery {
             // Set before the handler runs: under the on-arrival ledger, a delivery of this event on another
@@ -178,6 +179,8 @@ where
             LAST_PATHS.insert(delivery.keys(), self.head.uri.path());
             self.report.attempt = Some((delivery.attempt(), delivery.is_takeover()));
         }
+        // Each step writes the ending here. As an output it would be moved four times.
+        let mut ended: Ended<_, _> = (Outcome::Panicked, Err(Box::new(())));
         let (this, held, to) = (&mut *self, delivery.as_ref(), &mut ended);
         let ((), settled) = run(claim, move || this.handle(held, to)).await;
         if let Some(delivery) = &delivery {
@@ -193,8 +196,8 @@ where
     async fn claim(&mut self) -> Waited<ResBody, S::Error> {
         let DedupLayer { ledger, config, .. } = &*self.layer;
         let in_shadow = matches!(self.judged, Judged::InShadow(_));
-        let context = config.begin_context(self.request.payloads.as_ref(), in_shadow);
-        let begun = ledger.begin(&self.request.keys, &context).await;
+        let context = config.begin_context(self.payloads.as_ref(), in_shadow);
+        let begun = ledger.begin(&self.keys, &context).await;
         match (&begun, self.judged, self.layer.config.on_in_flight) {
             // Boxed, because most deliveries do not wait and their future stays small.
             (Ok(Begin::InFlight), Judged::Enforced, OnInFlight::Wait(bound)) => {
@@ -206,65 +209,68 @@ where
 
     /// Waits until the event's other delivery has ended, and claims again.
     async fn wait(&mut self, bound: Duration, context: BeginContext) -> Waited<ResBody, S::Error> {
-        let Self { inner, permit, layer, request, .. } = self;
+        let Self { inner, permit, layer, keys, .. } = self;
         let DedupLayer { ledger, config, gate, .. } = &**layer;
         let mut admission = Admitted { inner, permit, gate, request: PhantomData };
         admission.release();
-        let Some(waiter) = gate.waiters.wait_for(&request.keys) else {
+        let Some(waiter) = gate.waiters.wait_for(keys) else {
             return Ok(Ok(Begin::InFlight));
         };
         let Some(_place) = gate.waiting.try_acquire() else {
-            return Err(Box::new((Outcome::Overloaded, Ending::Own(DedupAnswer::InFlight))));
+            let answer = answer::own(DedupAnswer::InFlight, config);
+            return Err(Box::new((Outcome::Overloaded, answer)));
         };
         let _waiting = config.meters.waiting();
         let begun = waiter.claim(ledger, &context, bound, &mut admission).await;
-        begun.map_err(|reason| Box::new(refused(reason)))
+        begun.map_err(|reason| match reason {
+            NotAdmitted::Full => Box::new(own(Outcome::Overloaded, config)),
+            NotAdmitted::Inner(error) => Box::new((Outcome::Failed, Ok(Err(error)))),
+        })
     }
 
-    /// Returns the verdict, with what the handler runs on, or else writes the ending to `ended`.
+    /// Returns the verdict, with what the handler runs on.
     fn judge_claim(
         &mut self,
         begun: Result<Begin<Claim>, StoreError>,
-        ended: &mut Ended<ResBody, S::Error>,
-    ) -> (Verdict, Option<Runs>) {
+    ) -> (Verdict, Result<Runs, Refusal>) {
         let refuses = self.layer.config.on_mismatch == OnMismatch::Refuse;
-        let (verdict, answer) = match begun {
+        let (verdict, refusal) = match begun {
             Ok(Begin::First { claim, delivery, in_flight, mismatch }) => {
                 // The retry finds the events of this run complete, and runs the others.
                 let in_flight = in_flight.then_some(Outcome::InFlight);
                 let instead = in_flight.or((mismatch && refuses).then_some(Outcome::Mismatch));
                 let verdict = delivery.verdict();
-                return (verdict, Some(Runs { claim, delivery: Some(delivery), instead }));
+                return (verdict, Ok(Runs { claim, delivery: Some(delivery), instead }));
             }
-            Ok(Begin::WithoutKey) => {
-                return (Verdict::NoKey, Some(Runs { claim: None, delivery: None, instead: None }));
-            }
+            Ok(Begin::WithoutKey) => return (Verdict::NoKey, Ok(Runs::default())),
             Ok(Begin::Duplicate(seen)) => {
-                let verdict = Verdict::Duplicate { age: seen.age };
-                (verdict, (Outcome::Duplicate, self.answer_known(&seen)))
+                (Verdict::Duplicate { age: seen.age }, (Outcome::Duplicate, Some(seen)))
             }
             Ok(Begin::Mismatch(seen)) => {
                 let verdict = Verdict::Mismatch { age: seen.age };
-                let known = || (Outcome::Mismatch, self.answer_known(&seen));
-                (verdict, if refuses { own(Outcome::Mismatch) } else { known() })
+                (verdict, (Outcome::Mismatch, (!refuses).then_some(seen)))
             }
-            Ok(Begin::InFlight) => (Verdict::InFlight, own(Outcome::InFlight)),
+            Ok(Begin::InFlight) => (Verdict::InFlight, (Outcome::InFlight, None)),
             Err(error) => {
                 self.report.error = Some(error.into());
-                (Verdict::Unavailable, own(Outcome::Unavailable))
+                (Verdict::Unavailable, (Outcome::Unavailable, None))
             }
         };
-        *ended = answer;
-        (verdict, None)
+        (verdict, Err(refusal))
+    }
+
+    fn own(&self, outcome: Outcome) -> Ended<ResBody, S::Error> {
+        own(outcome, &self.layer.config)
     }
 
     /// Answers a delivery of which every event is complete.
     fn answer_known(&self, seen: &Seen) -> Ending<ResBody, S::Error> {
-        let stored = seen.stored.as_ref().and_then(|stored| stored.response.clone());
-        match (stored, self.layer.config.without_response) {
-            (Some(response), _) => Ending::Replay(response),
-            (None, WithoutResponse::Empty(_)) => Ending::Own(DedupAnswer::Duplicate),
-            (None, WithoutResponse::Refuse) => Ending::Own(DedupAnswer::ResponseNotStored),
+        let config = &self.layer.config;
+        let stored = seen.stored.as_ref().and_then(|stored| stored.response.as_deref());
+        match (stored, config.without_response) {
+            (Some(response), _) => answer::replayed(response, config),
+            (None, WithoutResponse::Empty(_)) => answer::own(DedupAnswer::Duplicate, config),
+            (None, WithoutResponse::Refuse) => answer::own(DedupAnswer::ResponseNotStored, config),
         }
     }
 
@@ -273,7 +279,7 @@ where
     fn note(&mut self, verdict: Verdict) {
         let config = &self.layer.config;
         self.report.age = verdict.age();
-        let keys = &self.request.keys;
+        let keys = &self.keys;
         if verdict.age().is_some() && LAST_PATHS.is_elsewhere(keys.first(), self.head.uri.path()) {
             config.meters.handled_on_another_path(keys.first());
         }
@@ -288,9 +294,19 @@ where
                         | Verdict::Overloaded
                         | Verdict::Unverified
                 ),
-                payload: payload_digest(&self.request, &self.body),
+                payload: self.payload_digest(),
             });
         }
+    }
+
+    /// Returns the first 16 hex digits of the SHA-256 of the part of the payload that is compared, or else
+    /// of the body.
+    fn payload_digest(&self) -> String {
+        let compared = || {
+            let first = self.keys.events().first()?.key();
+            self.payloads.as_ref()?.iter().find(|(key, _)| key == first).map(|(_, digest)| *digest)
+        };
+        hex(&compared().unwrap_or_else(|| sha256(&self.body))[..8])
     }
 
     /// Calls the inner service, judges its response, and writes the ending to `ended`.
@@ -299,7 +315,7 @@ where
         delivery: Option<&Delivery>,
         ended: &'r mut Ended<ResBody, S::Error>,
     ) -> impl Future<Output = ((), Option<HandlerSuccess>)> + use<'r, S, L, B, ResBody> {
-        let Self { inner, head, body, request: RequestKeys { keys, .. }, judged, .. } = self;
+        let Self { inner, head, body, keys, judged, .. } = self;
         let (config, report, judged) = (&self.layer.config, &mut self.report, *judged);
         let is_head = head.method == Method::HEAD;
         extend(&mut head.extensions, keys, judged, delivery, &self.layer.ledger);
@@ -316,7 +332,7 @@ where
             let success = match (ended.0, replay, keys.events()) {
                 // The response to a HEAD has no body, where the response to a GET has one.
                 (Outcome::Completed, Some(replay), [only]) if !is_head => {
-                    Box::pin(store(ended, replay, config.body_timeout, only.key())).await
+                    Box::pin(store(ended, replay, config, only.key())).await
                 }
                 (Outcome::Completed, ..) => Some(HandlerSuccess::default()),
                 _ => None,
@@ -336,10 +352,10 @@ where
             // Another delivery has completed the events, and this one has had no effect.
             Ok(Some(seen)) if matches!(ended.0, Outcome::Completed | Outcome::Failed) => {
                 self.report.age = Some(seen.age);
-                *ended = (Outcome::Duplicate, self.answer_known(&seen));
-                if let Some(outcome) = instead {
-                    *ended = own(outcome);
-                }
+                *ended = match instead {
+                    Some(outcome) => self.own(outcome),
+                    None => (Outcome::Duplicate, self.answer_known(&seen)),
+                };
                 None
             }
             Ok(_) => None,
@@ -351,31 +367,31 @@ where
         };
         match (ended.0, self.judged, failure, instead) {
             (Outcome::Completed, Judged::Enforced, Some(true), _) => {
-                *ended = own(Outcome::Uncommitted);
+                *ended = self.own(Outcome::Uncommitted);
             }
             // The store failed the commit: a retry may succeed.
             (Outcome::Completed, Judged::Enforced, Some(false), _) => {
-                *ended = (Outcome::Uncommitted, Ending::Own(DedupAnswer::Unavailable));
+                *ended = (Outcome::Uncommitted, self.own(Outcome::Unavailable).1);
             }
-            (Outcome::Completed, Judged::Enforced, _, Some(outcome)) => *ended = own(outcome),
+            (Outcome::Completed, Judged::Enforced, _, Some(outcome)) => *ended = self.own(outcome),
             // A 2xx that is no success, after which the other event would not come again.
             (Outcome::Failed, Judged::Enforced, _, Some(outcome @ Outcome::InFlight))
                 if self.report.status.is_some_and(|status| status.is_success()) =>
             {
-                ended.1 = Ending::Own(outcome.answer());
+                ended.1 = self.own(outcome).1;
             }
             (Outcome::Completed | Outcome::Failed, Judged::Enforced, ..)
-                if self.request.keys.is_empty() =>
+                if self.keys.is_empty() =>
             {
                 ended.0 = Outcome::Bypass;
             }
             // A release that failed changes the log record only.
             _ => {}
         }
-        if let Ending::Inner(Ok(response)) = &mut ended.1
+        if let Ok(Ok(response)) = &mut ended.1
             && response.extensions_mut().remove::<RetryAfterOfLayer>().is_some()
         {
-            let seconds = self.layer.config.retry_after_unavailable.as_secs();
+            let seconds = answer::seconds(self.layer.config.retry_after_unavailable);
             response.headers_mut().insert(header::RETRY_AFTER, seconds.into());
         }
     }
@@ -417,18 +433,18 @@ fn judge<ResBody, E>(
 ) -> Ended<ResBody, E> {
     let response = match called {
         Called::Returned(Ok(response)) => response,
-        Called::Returned(Err(error)) => return (Outcome::Failed, Ending::Inner(Err(error))),
-        Called::Panicked(panic) => return (Outcome::Panicked, Ending::Panicked(panic)),
-        Called::TimedOut => return own(Outcome::HandlerTimeout),
+        Called::Returned(Err(error)) => return (Outcome::Failed, Ok(Err(error))),
+        Called::Panicked(panic) => return (Outcome::Panicked, Err(panic)),
+        Called::TimedOut => return own(Outcome::HandlerTimeout, config),
     };
     let (head, body) = response.into_parts();
     report.status = Some(head.status);
     let is_success = catch_unwind(AssertUnwindSafe(|| config.success.is(&head)));
-    let response = Ending::Inner(Ok(Response::from_parts(head, ResponseBody::inner(body))));
+    let response = Ok(Ok(Response::from_parts(head, ResponseBody::inner(body))));
     match (is_success, judged) {
         (Ok(true), _) => (Outcome::Completed, response),
         (Ok(false), _) => (Outcome::Failed, response),
-        (Err(panic), Judged::Enforced) => (Outcome::Panicked, Ending::Panicked(panic)),
+        (Err(panic), Judged::Enforced) => (Outcome::Panicked, Err(panic)),
         (Err(_panic), Judged::InShadow(_)) => {
             report.error = Some("`success_when` panicked".into());
             (Outcome::Failed, response)
@@ -436,17 +452,9 @@ fn judge<ResBody, E>(
     }
 }
 
-/// Returns the ending of a delivery that may not run.
-pub(super) fn refused<B, E>(reason: NotAdmitted<E>) -> Ended<B, E> {
-    match reason {
-        NotAdmitted::Full => own(Outcome::Overloaded),
-        NotAdmitted::Inner(error) => (Outcome::Failed, Ending::Inner(Err(error))),
-    }
-}
-
 /// Returns the ending of a delivery that the layer answers.
-fn own<B, E>(outcome: Outcome) -> Ended<B, E> {
-    (outcome, Ending::Own(outcome.answer()))
+fn own<B, E>(outcome: Outcome, config: &Config) -> Ended<B, E> {
+    (outcome, answer::own(outcome.answer(), config))
 }
 
 /// Reads the response of a success, so that duplicates get it. A body that ends in an error or panics is no
@@ -454,50 +462,35 @@ fn own<B, E>(outcome: Outcome) -> Ended<B, E> {
 async fn store<ResBody: Body<Data = Bytes>, E>(
     ended: &mut Ended<ResBody, E>,
     replay: &Replay,
-    time: Duration,
+    config: &Config,
     key: &DedupKey,
 ) -> Option<HandlerSuccess> {
-    let (head, body) = match &mut ended.1 {
-        Ending::Inner(Ok(response)) => std::mem::take(response).into_parts(),
-        _ => return Some(HandlerSuccess::default()),
-    };
-    let Some(body) = body.into_inner() else {
-        ended.1 = Ending::Inner(Ok(Response::from_parts(head, ResponseBody::own())));
-        return Some(HandlerSuccess::default());
-    };
-    if is_stream(&head.headers) {
-        observe::response_not_stored(key, "its body is a stream");
-        ended.1 = Ending::Inner(Ok(Response::from_parts(head, ResponseBody::inner(body))));
+    let Ok(Ok(response)) = &mut ended.1 else { return Some(HandlerSuccess::default()) };
+    if is_stream(response.headers()) {
+        observe::records::response_not_stored(key, "its body is a stream");
         return Some(HandlerSuccess::default());
     }
-    let read = buffer_response(body, replay.body_limit, time);
+    let Some(body) = std::mem::take(response.body_mut()).into_inner() else {
+        return Some(HandlerSuccess::default());
+    };
+    let read = buffer_response(body, replay.body_limit, config.body_timeout);
     let (bytes, body) = match AssertUnwindSafe(read).catch_unwind().await {
         Ok(Ok(buffered)) => buffered,
         Ok(Err(_)) => {
-            *ended = own(Outcome::BrokenResponse);
+            *ended = own(Outcome::BrokenResponse, config);
             return None;
         }
         Err(panic) => {
-            *ended = (Outcome::Panicked, Ending::Panicked(panic));
+            *ended = (Outcome::Panicked, Err(panic));
             return None;
         }
     };
+    *response.body_mut() = body;
     let stored = bytes.and_then(|bytes| {
-        Ok(StoredResponse::new(head.status, replay.select(&head.headers)?, bytes))
+        Ok(StoredResponse::new(response.status(), replay.select(response.headers())?, bytes))
     });
-    ended.1 = Ending::Inner(Ok(Response::from_parts(head, body)));
-    let stored = stored.inspect_err(|reason| observe::response_not_stored(key, reason));
+    let stored = stored.inspect_err(|reason| observe::records::response_not_stored(key, reason));
     Some(HandlerSuccess { response: stored.ok().map(Arc::new) })
-}
-
-/// Returns the first 16 hex digits of the SHA-256 of the part of the payload that is compared, or else
-/// of the body.
-fn payload_digest(request: &RequestKeys, body: &Bytes) -> String {
-    let compared = || {
-        let first = request.keys.events().first()?.key();
-        request.payloads.as_ref()?.iter().find(|(key, _)| key == first).map(|(_, digest)| *digest)
-    };
-    hex(&compared().unwrap_or_else(|| sha256(body))[..8])
 }
 
 #[cfg(test)]

@@ -49,7 +49,7 @@ impl DedupHandle {
     pub fn set_mode(&self, mode: Mode) {
         let previous = self.gate.mode.set(mode);
         if previous != mode {
-            observe::mode_changed(&self.namespace, previous.as_str(), mode.as_str());
+            observe::records::mode_changed(&self.namespace, previous.as_str(), mode.as_str());
         }
     }
 

@@ -8,8 +8,8 @@
 //! | buffer the body | `ResponseFuture::poll` | `service`, `body` |
 //! | read the keys, take a permit | `Run::dispatch` | `admit`, `gate` |
 //! | start the delivery; move it to a task at its first wait | `Run::start` | `admit` |
-//! | claim, wait, handle, settle | `Run::to_the_end` | `delivery`, and [`run`](crate::run) |
-//! | turn the ending into a response, an error or a panic | `ResponseFuture::poll` | `service`, `answer` |
+//! | claim, wait, handle, settle, answer | `Run::to_the_end` | `delivery`, `answer`, and [`run`](crate::run) |
+//! | return the response or the error, or resume the panic | `ResponseFuture::poll` | `service` |
 //!
 //! `run` and `delivery` say what happens if a future is dropped on this way.
 //!
@@ -48,7 +48,7 @@ mod service;
 
 pub use body::ResponseBody;
 #[cfg(feature = "verify")]
-pub(crate) use body::{BODY_LIMIT, BODY_TIMEOUT, BodyFault, Collect};
+pub(crate) use body::{BODY_LIMIT, BODY_TIMEOUT, Collect};
 pub use builder::DedupLayer;
 pub use handle::DedupHandle;
 pub use mode::Mode;

@@ -69,9 +69,8 @@ pub enum Mode {
 impl Mode {
     const ALL: [Self; 3] = [Self::Enforce, Self::Shadow, Self::Off];
 
-    /// Returns the name: `enforce`, `shadow` or `off`.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
+    /// Returns the name.
+    pub(super) const fn as_str(self) -> &'static str {
         match self {
             Self::Enforce => "enforce",
             Self::Shadow => "shadow",
@@ -80,6 +79,7 @@ impl Mode {
     }
 }
 
+/// The name: `enforce`, `shadow` or `off`.
 impl fmt::Display for Mode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())

@@ -10,7 +10,6 @@
 //!    processes, and it takes two stores with the same keys for one.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::key::DedupKey;
@@ -18,18 +17,16 @@ use crate::key::DedupKey;
 const SLOTS: usize = 4_096;
 
 /// The path on which this process last began to run each of its recent events.
-pub(super) static LAST_PATHS: LazyLock<LastPaths> = LazyLock::new(LastPaths::new);
+pub(super) static LAST_PATHS: LastPaths = LastPaths::new();
 
-pub(super) struct LastPaths {
-    /// The upper half of a slot is of the key's hash, the lower half of the path's.
-    slots: Box<[AtomicU64]>,
-}
+/// The upper half of a slot is of the key's hash, the lower half of the path's.
+pub(super) struct LastPaths([AtomicU64; SLOTS]);
 
 const PATH_BITS: u64 = 0xFFFF_FFFF;
 
 impl LastPaths {
-    fn new() -> Self {
-        Self { slots: (0..SLOTS).map(|_| AtomicU64::new(0)).collect() }
+    const fn new() -> Self {
+        Self([const { AtomicU64::new(0) }; SLOTS])
     }
 
     fn path(path: &str) -> u64 {
@@ -56,8 +53,7 @@ impl LastPaths {
     fn slot(&self, key: &DedupKey) -> (&AtomicU64, u64) {
         let hash = hash(key);
         let slot = (hash & PATH_BITS) % SLOTS as u64;
-        let slot = &self.slots[slot as usize];
-        (slot, hash & !PATH_BITS)
+        (&self.0[slot as usize], hash & !PATH_BITS)
     }
 }
 

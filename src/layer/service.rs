@@ -17,13 +17,11 @@ use tower_layer::Layer;
 use tower_service::Service;
 
 use super::admit::{Dispatch, EndingFuture};
-use super::answer::{Ending, own, replayed};
 use super::body::{Collect, ResponseBody};
 use super::builder::DedupLayer;
 use super::delivery::Run;
 use crate::error::{BoxError, valid};
 use crate::ledger::Ledger;
-use crate::observe::DedupAnswer;
 
 impl<S, L: Ledger, B> Layer<S> for DedupLayer<L, B> {
     type Service = Dedup<S, L, B>;
@@ -46,23 +44,6 @@ impl<S, L: Ledger, B> Layer<S> for DedupLayer<L, B> {
 pub struct Dedup<S, L, B = Full<Bytes>> {
     inner: S,
     layer: Arc<DedupLayer<L, B>>,
-}
-
-impl<S, L, B> Dedup<S, L, B> {
-    /// Returns the inner service.
-    pub fn get_ref(&self) -> &S {
-        &self.inner
-    }
-
-    /// Returns the inner service.
-    pub fn get_mut(&mut self) -> &mut S {
-        &mut self.inner
-    }
-
-    /// Returns the inner service.
-    pub fn into_inner(self) -> S {
-        self.inner
-    }
 }
 
 impl<S, L, B, R, ResBody> Service<Request<R>> for Dedup<S, L, B>
@@ -89,10 +70,10 @@ where
         let clone = self.inner.clone();
         let ready = std::mem::replace(&mut self.inner, clone);
         let (head, body) = request.into_parts();
-        let layer = Arc::clone(&self.layer);
-        let body = Collect::new(body, layer.config.body_limit, layer.config.body_timeout);
-        let run = Some(Run::new(ready, head, Arc::clone(&layer)));
-        ResponseFuture { state: State::Buffering { body, run }, layer }
+        let config = &self.layer.config;
+        let body = Collect::new(body, config.body_limit, config.body_timeout);
+        let run = Some(Run::new(ready, head, Arc::clone(&self.layer)));
+        ResponseFuture { state: State::Buffering { body, run } }
     }
 }
 
@@ -122,7 +103,6 @@ pin_project! {
     {
         #[pin]
         state: State<S, L, B, R, ResBody>,
-        layer: Arc<DedupLayer<L, B>>,
     }
 }
 
@@ -166,21 +146,14 @@ where
             let dispatch = match (run, body) {
                 (Some(run), Ok(body)) => run.dispatch(body, cx),
                 (Some(mut run), Err(fault)) => break run.refuse_body(fault),
-                // The caller polls again after the future was ready.
-                (None, _) => break Ending::Own(DedupAnswer::Unavailable),
+                (None, _) => panic!("a future is polled after it was ready"),
             };
             match dispatch {
                 Dispatch::Ended(ending) => break ending,
                 Dispatch::Waiting(ending) => this.state.set(State::Waiting { ending }),
             }
         };
-        let config = &this.layer.config;
-        Poll::Ready(match ending {
-            Ending::Inner(response) => response,
-            Ending::Own(answer) => Ok(own(answer, config)),
-            Ending::Replay(stored) => Ok(replayed(&stored, config)),
-            Ending::Panicked(panic) => resume_unwind(panic),
-        })
+        Poll::Ready(ending.unwrap_or_else(|panic| resume_unwind(panic)))
     }
 }
 

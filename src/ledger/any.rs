@@ -24,11 +24,11 @@ use crate::key::{Event, Keys, List};
 
 /// A ledger of each kind. Cloning makes another handle to the same ledger.
 #[derive(Clone)]
-pub struct AnyLedger(Arc<Shared>);
+pub(crate) struct AnyLedger(Arc<Shared>);
 
 impl AnyLedger {
     /// Makes the ledger of this kind over a store.
-    pub fn of<L: Ledger>(adapter: impl DedupAdapter) -> Self {
+    pub(crate) fn of<L: Ledger>(adapter: impl DedupAdapter) -> Self {
         Self(Arc::new(Shared::new(L::PERMANENT, Arc::new(adapter))))
     }
 
@@ -46,7 +46,7 @@ impl AnyLedger {
     /// The store did not reply, and the context does not fail open. The keys that the call may have
     /// claimed are released in the background.
     #[expect(clippy::manual_async_fn, reason = "an `async fn` stores its arguments twice")]
-    pub fn begin(
+    pub(crate) fn begin(
         &self,
         keys: &Keys,
         context: &BeginContext,
@@ -176,7 +176,7 @@ impl AnyLedger {
 
     /// Returns the writes that continue in the background.
     #[must_use]
-    pub fn pending_writes(&self) -> &TaskTracker {
+    pub(crate) fn pending_writes(&self) -> &TaskTracker {
         &self.0.tasks
     }
 }

@@ -94,7 +94,7 @@ pub(crate) struct RunsWithoutKey;
 
 /// How a delivery begins.
 #[derive(Debug)]
-pub enum Begin<C> {
+pub(crate) enum Begin<C> {
     /// The handler runs.
     First {
         /// The claim of the events that run. On arrival there is none: the keys are permanent.
@@ -118,10 +118,10 @@ pub enum Begin<C> {
 
 /// The terms on which a delivery begins.
 #[derive(Debug, Clone)]
-pub struct BeginContext {
+pub(crate) struct BeginContext {
     /// The terms of a lease. The token exists before the first call to the store, so that an unknown outcome can be
     /// released. With a duplicate note, the handler runs if the store does not reply.
-    pub terms: CallTerms,
+    pub(crate) terms: CallTerms,
     /// The bound on every call to the store.
     pub(super) store_timeout: Duration,
 }
@@ -129,7 +129,7 @@ pub struct BeginContext {
 impl BeginContext {
     /// Makes the terms of one delivery, with a token of its own.
     #[must_use]
-    pub fn new(retention: Duration, lease: Duration, store_timeout: Duration) -> Self {
+    pub(crate) fn new(retention: Duration, lease: Duration, store_timeout: Duration) -> Self {
         let terms = CallTerms::on_completion(Token::random(), retention, lease);
         Self { terms, store_timeout }
     }
@@ -218,7 +218,7 @@ fn digests(events: &[Event]) -> Vec<(DedupKey, [u8; 32])> {
 
 /// How a handler succeeded.
 #[derive(Debug, Clone, Default)]
-pub struct HandlerSuccess {
+pub(crate) struct HandlerSuccess {
     /// The response, if it is to be stored.
-    pub response: Option<Arc<StoredResponse>>,
+    pub(crate) response: Option<Arc<StoredResponse>>,
 }

@@ -45,7 +45,7 @@ use crate::key::List;
 ///
 /// If it is dropped, its end continues in the background: a success is completed, and anything else is
 /// released.
-pub struct Claim {
+pub(crate) struct Claim {
     shared: Arc<Shared>,
     lease: Arc<HeldLease>,
     /// `None` if the delivery runs unprotected.
@@ -80,7 +80,7 @@ impl Claim {
     ///
     /// No transaction of the handler's has completed the keys, or the store does not say. The layer answers 500 or 503.
     #[expect(clippy::manual_async_fn, reason = "an `async fn` stores its arguments twice")]
-    pub fn commit(
+    pub(crate) fn commit(
         mut self,
         success: &HandlerSuccess,
     ) -> impl Future<Output = Result<Option<Seen>, StoreError>> + Send {

@@ -197,7 +197,7 @@ async fn renew(adapter: Arc<dyn DedupAdapter>, lease: Arc<HeldLease>) {
             && lease.mark_lease_lost()
         {
             let lost = held.keys.iter().zip(&replies).filter(|(_, it)| **it == RenewReply::Lost);
-            lost.for_each(|(key, _)| observe::lease_lost(key));
+            lost.for_each(|(key, _)| observe::records::lease_lost(key));
         }
         if is_locked {
             tokio::time::sleep(soon).await;
@@ -232,11 +232,11 @@ pub(super) fn report(
         replies.map(|(key, _)| key)
     };
     if is_claimed {
-        with(CompleteReply::Inserted).for_each(observe::claim_missing);
+        with(CompleteReply::Inserted).for_each(observe::records::claim_missing);
     }
     let mut lost = with(CompleteReply::LeaseLost).peekable();
     if lost.peek().is_some() && lease.mark_lease_lost() {
-        lost.for_each(observe::lease_lost);
+        lost.for_each(observe::records::lease_lost);
     }
 }
 

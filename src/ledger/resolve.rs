@@ -158,7 +158,7 @@ impl Resolution {
     /// Lets the events run although the store has not replied.
     pub(super) fn unprotected(new: List<Event>, error: &StoreError) -> Self {
         if let Some(event) = new.first() {
-            observe::unprotected(event.key(), error);
+            observe::records::unprotected(event.key(), error);
         }
         let held = identities(&new);
         Self { new, held, attempt: 1, is_unprotected: true, ..Self::default() }
@@ -181,7 +181,7 @@ impl Resolution {
         let claim = claim(inner);
         // A subscriber may panic: the claim exists before.
         if let (true, Some(event)) = (takeover, delivery.events().first()) {
-            observe::takeover(event.key(), attempt);
+            observe::records::takeover(event.key(), attempt);
         }
         Begin::First { claim, delivery, in_flight, mismatch }
     }
@@ -200,12 +200,15 @@ impl Resolution {
         let is_key = key == event.key();
         if is_key && is_mismatch(key, seen, terms) {
             self.mismatch = true;
-            observe::mismatch(key);
+            observe::records::mismatch(key);
         }
         let is_others = |named: [u8; 32]| named != event.key().sha256();
         if !is_key && named_key(seen).is_some_and(is_others) {
-            let report =
-                if event.alias().is_some() { observe::same_event } else { observe::same_body };
+            let report = if event.alias().is_some() {
+                observe::records::same_event
+            } else {
+                observe::records::same_body
+            };
             report(event.key(), key);
         }
         // A response answers a delivery of one event.

@@ -60,9 +60,9 @@ impl RetryJob {
     /// Returns the name of the calls in logs and metrics, and the record of their success.
     fn operation(&self) -> (&'static str, fn(&DedupKey)) {
         match self.write {
-            Write::Claim => ("claim", observe::background_claimed),
-            Write::Complete { .. } => ("complete", observe::background_completed),
-            Write::Release => ("release", observe::background_released),
+            Write::Claim => ("claim", observe::records::background_claimed),
+            Write::Complete { .. } => ("complete", observe::records::background_completed),
+            Write::Release => ("release", observe::records::background_released),
         }
     }
 
@@ -123,7 +123,7 @@ impl RetryPool {
         let (operation, report_done) = job.operation();
         let (slot, runtime) = (slot.or_else(|| self.reserve()), Handle::try_current());
         let (Some(slot), Ok(runtime)) = (slot, runtime) else {
-            return observe::background_refused(key, operation);
+            return observe::records::background_refused(key, operation);
         };
         let pending = observe::pending_write(key);
         let task = async move {
@@ -139,7 +139,7 @@ impl RetryPool {
             };
             match ended {
                 Ok(()) => report_done(&job.keys[0]),
-                Err(error) => observe::background_failed(&job.keys[0], operation, &error),
+                Err(error) => observe::records::background_failed(&job.keys[0], operation, &error),
             }
             drop((guard, slot, pending));
         };

@@ -55,7 +55,7 @@ impl Report {
     }
 
     /// Opens the span of the delivery, which the rest of its work enters.
-    pub(crate) fn open_span(&mut self, events: &[Event], meters: &Meters) -> Span {
+    pub(crate) fn open_span(&mut self, events: &[Event], meters: &Meters) {
         if may_be_wanted(Level::INFO) {
             self.around = Some(Span::current());
             self.span = tracing::info_span!(
@@ -69,7 +69,6 @@ impl Report {
                 verdict = Empty,
             );
         }
-        self.span.clone()
     }
 
     /// Emits the record and counts the delivery.

@@ -2,106 +2,45 @@
 
 use http::StatusCode;
 
-/// Defines the outcomes from one list, and the macro `outcome_rows`: the rows of their documentation. The
-/// comment above an outcome is its meaning there. After the level stands the answer in the handler's place, if there
-/// is one.
-macro_rules! outcomes {
-    ($($(#[doc = $meaning:literal])+ $outcome:ident = $name:literal $level:ident $(=> $answer:ident)?,)+) => {
+/// Defines the outcomes and the answers from one list, and the macro `outcome_rows`: the rows of their
+/// documentation. A row has the name of the outcome in records and metrics, and the level of its record. If the layer
+/// answers in the handler's place, it has the value of the result header and the status, too.
+macro_rules! endings {
+    ($($ending:ident = $name:literal $level:ident $(=> $value:literal $status:ident)?, $meaning:literal;)+) => {
         /// How one delivery ended.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         pub(crate) enum Outcome {
-            $($outcome),+
+            $($ending),+
         }
 
         impl Outcome {
             #[cfg(feature = "metrics")]
-            pub(super) const COUNT: usize = [$(Self::$outcome),+].len();
+            pub(super) const COUNT: usize = [$(Self::$ending),+].len();
 
-            pub(super) fn as_str(self) -> &'static str {
+            pub(crate) const fn as_str(self) -> &'static str {
                 match self {
-                    $(Self::$outcome => $name),+
+                    $(Self::$ending => $name),+
                 }
             }
 
             /// Returns the level of the log record of a delivery.
-            pub(super) fn level(self) -> tracing::Level {
+            pub(super) const fn level(self) -> tracing::Level {
                 match self {
-                    $(Self::$outcome => tracing::Level::$level),+
+                    $(Self::$ending => tracing::Level::$level),+
                 }
             }
 
-            /// Returns the layer's answer. An outcome without one is the handler's, and never asked for it.
-            pub(crate) fn answer(self) -> DedupAnswer {
+            /// Returns the layer's answer. It has one for `Overloaded`, too. Every other outcome without one is the
+            /// handler's, and never asked for it.
+            pub(crate) const fn answer(self) -> DedupAnswer {
                 match self {
-                    $($(Self::$outcome => DedupAnswer::$answer,)?)+
+                    // Where a row has a value, the answer has the name of the outcome.
+                    $($(Self::$ending => { let _: &str = $value; DedupAnswer::$ending })?)+
                     _ => DedupAnswer::Unavailable,
                 }
             }
         }
 
-        macro_rules! outcome_rows {
-            () => { concat!($("| `", $name, "` | ", stringify!($level), " |", $($meaning,)+ " |\n"),+) };
-        }
-    };
-}
-
-outcomes! {
-    /// the handler succeeded; the key is complete
-    Completed = "completed" INFO,
-    /// the handler failed; the key is free for the retry (on arrival: the event is lost). Without a retry, the
-    /// event is lost unless somebody sends it again: the level is WARN for a preset whose sender does not
-    /// [retry](crate::guide::providers) after a response
-    Failed = "failed" INFO,
-    /// the handler ran for longer than [`handler_timeout`](crate::DedupLayer::handler_timeout) and was dropped;
-    /// the key is free for the retry (on arrival: the event is lost)
-    HandlerTimeout = "handler_timeout" WARN => HandlerTimeout,
-    /// the handler panicked; the key is free for the retry (on arrival: the event is lost)
-    Panicked = "panicked" ERROR,
-    /// the handler succeeded, but the ledger could not commit
-    Uncommitted = "uncommitted" ERROR => Uncommitted,
-    /// every event is complete; the handler did not run
-    Duplicate = "duplicate" INFO => Duplicate,
-    /// another delivery runs an event, or may run it. Without `attempt`, the handler did not run; with it, the
-    /// handler ran, and the events that it ran are complete
-    InFlight = "in_flight" INFO => InFlight,
-    /// the id is complete with another payload, and the layer
-    /// [compares](crate::DedupLayer::compare_payload) payloads or has a
-    /// [content identity](crate::KeyExtractor::content_identity)
-    Mismatch = "mismatch" WARN => Mismatch,
-    /// the body of a response to be stored ended in an error; the key is free for the retry
-    BrokenResponse = "broken_response" ERROR => BrokenResponse,
-    /// the store did not reply in time, or returned an error; or a closure of the key panicked
-    Unavailable = "unavailable" WARN => Unavailable,
-    /// `max_running` or `max_waiting` was reached, or the inner service was not ready when the wait ended
-    Overloaded = "overloaded" WARN => Unavailable,
-    /// the key is missing or malformed, or there are too many keys
-    InvalidKey = "invalid_key" WARN => InvalidKey,
-    /// the request body is larger than [`body_limit`](crate::DedupLayer::body_limit)
-    TooLarge = "too_large" WARN => TooLarge,
-    /// the request body ended in an error
-    BrokenBody = "broken_body" WARN => BrokenBody,
-    /// the request body did not arrive within [`body_timeout`](crate::DedupLayer::body_timeout)
-    SlowBody = "slow_body" WARN => SlowBody,
-    /// the marker `Verified` is missing: the layers are in the wrong order
-    Unverified = "unverified" ERROR => Unverified,
-    /// a request with an `Idempotency-Key` has no [scope](crate::DedupLayer::idempotency_key): no layer outside
-    /// has set it
-    Unscoped = "unscoped" ERROR => Unscoped,
-    /// the caller dropped the future of [`Deduplicator::run`](crate::Deduplicator::run) before its end;
-    /// [its documentation](crate::Deduplicator#cancel-safety) says what happens to the key
-    Cancelled = "cancelled" WARN,
-    /// the layer answered a [handshake](crate::KeyExtractor::handshake_when), such as GitHub's ping
-    Handshake = "handshake" INFO => Handshake,
-    /// a request without an event for the handler, a missing key that passes through, or a delivery that an
-    /// outer layer already runs. The record of the first two comes after the handler, and `uncommitted`,
-    /// `panicked`, `handler_timeout` and `overloaded` apply to them too
-    Bypass = "bypass" DEBUG,
-}
-pub(crate) use outcome_rows;
-
-/// Defines the answers from one list: the value of the result header, and the status by default.
-macro_rules! answers {
-    ($($(#[doc = $meaning:literal])+ $answer:ident = $value:literal $status:ident,)+) => {
         /// Why the layer answered in the handler's place: an extension of each of its own responses, so
         /// that an outer layer can count them.
         ///
@@ -109,7 +48,13 @@ macro_rules! answers {
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
         #[non_exhaustive]
         pub enum DedupAnswer {
-            $($(#[doc = $meaning])+ $answer),+
+            $($(
+                #[doc = concat!("`", $value, "`, after the outcome `", $name, "`: ", $meaning, ".")]
+                $ending,
+            )?)+
+            /// `broken-response`, after the outcome `duplicate`: the request with this `Idempotency-Key` was handled
+            /// before, and its response was not stored.
+            ResponseNotStored,
         }
 
         impl DedupAnswer {
@@ -117,52 +62,82 @@ macro_rules! answers {
             #[must_use]
             pub const fn as_str(self) -> &'static str {
                 match self {
-                    $(Self::$answer => $value),+
+                    $($(Self::$ending => $value,)?)+
+                    Self::ResponseNotStored => Self::BrokenResponse.as_str(),
                 }
             }
 
             /// Returns the status, unless a setting changes it.
             pub(crate) const fn status(self) -> StatusCode {
                 match self {
-                    $(Self::$answer => StatusCode::$status),+
+                    $($(Self::$ending => StatusCode::$status,)?)+
+                    Self::ResponseNotStored => StatusCode::UNPROCESSABLE_ENTITY,
                 }
             }
+        }
+
+        macro_rules! outcome_rows {
+            () => {
+                concat!($("| `", $name, "` | ", stringify!($level), " | ", $meaning, " |\n"),+)
+            };
         }
     };
 }
 
-answers! {
-    /// The event was handled before.
-    Duplicate = "duplicate" OK,
-    /// The request is a [handshake](crate::KeyExtractor::handshake_when), which carries no event.
-    Handshake = "handshake" OK,
-    /// The event is in flight.
-    InFlight = "in-flight" SERVICE_UNAVAILABLE,
-    /// The store failed, or no permit was free.
-    Unavailable = "unavailable" SERVICE_UNAVAILABLE,
-    /// The key is missing or malformed, or there are too many keys.
-    InvalidKey = "invalid-key" BAD_REQUEST,
-    /// The event was handled with another payload. Client libraries repeat a request after a 5xx, so it is none.
-    Mismatch = "mismatch" UNPROCESSABLE_ENTITY,
-    /// The body is over the limit.
-    TooLarge = "too-large" PAYLOAD_TOO_LARGE,
-    /// The body ended in an error.
-    BrokenBody = "broken-body" BAD_REQUEST,
-    /// The body did not arrive in time.
-    SlowBody = "slow-body" REQUEST_TIMEOUT,
-    /// The handler ran for longer than its timeout and was dropped.
-    HandlerTimeout = "handler-timeout" GATEWAY_TIMEOUT,
-    /// The handler succeeded, and no transaction has completed its event.
-    Uncommitted = "uncommitted" INTERNAL_SERVER_ERROR,
-    /// The handler's response was to be stored, and its body ended in an error.
-    BrokenResponse = "broken-response" INTERNAL_SERVER_ERROR,
-    /// The request with this `Idempotency-Key` was handled before, and its response was not stored.
-    ResponseNotStored = "broken-response" UNPROCESSABLE_ENTITY,
-    /// The layer requires verified requests, and this request is not verified.
-    Unverified = "unverified" INTERNAL_SERVER_ERROR,
-    /// The request has an `Idempotency-Key`, and no [scope](crate::DedupLayer::idempotency_key).
-    Unscoped = "unscoped" INTERNAL_SERVER_ERROR,
+endings! {
+    Completed = "completed" INFO,
+        "the handler succeeded; the key is complete";
+    Failed = "failed" INFO,
+        "the handler failed; the key is free for the retry (on arrival: the event is lost). Without a retry, the event \
+         is lost unless somebody sends it again: the level is WARN for a preset whose sender does not \
+         [retry](crate::guide::providers) after a response";
+    HandlerTimeout = "handler_timeout" WARN => "handler-timeout" GATEWAY_TIMEOUT,
+        "the handler ran for longer than [`handler_timeout`](crate::DedupLayer::handler_timeout) and was dropped; the \
+         key is free for the retry (on arrival: the event is lost)";
+    Panicked = "panicked" ERROR,
+        "the handler panicked; the key is free for the retry (on arrival: the event is lost)";
+    Uncommitted = "uncommitted" ERROR => "uncommitted" INTERNAL_SERVER_ERROR,
+        "the handler succeeded, but the ledger could not commit";
+    Duplicate = "duplicate" INFO => "duplicate" OK,
+        "every event is complete; the handler did not run";
+    InFlight = "in_flight" INFO => "in-flight" SERVICE_UNAVAILABLE,
+        "another delivery runs an event, or may run it. Without `attempt`, the handler did not run; with it, the \
+         handler ran, and the events that it ran are complete";
+    // Client libraries repeat a request after a 5xx.
+    Mismatch = "mismatch" WARN => "mismatch" UNPROCESSABLE_ENTITY,
+        "the id is complete with another payload, and the layer \
+         [compares](crate::DedupLayer::compare_payload) payloads or has a \
+         [content identity](crate::KeyExtractor::content_identity)";
+    BrokenResponse = "broken_response" ERROR => "broken-response" INTERNAL_SERVER_ERROR,
+        "the body of a response to be stored ended in an error; the key is free for the retry";
+    Unavailable = "unavailable" WARN => "unavailable" SERVICE_UNAVAILABLE,
+        "the store did not reply in time, or returned an error; or a closure of the key panicked";
+    Overloaded = "overloaded" WARN,
+        "`max_running` or `max_waiting` was reached, or the inner service was not ready when the wait ended";
+    InvalidKey = "invalid_key" WARN => "invalid-key" BAD_REQUEST,
+        "the key is missing or malformed, or there are too many keys";
+    TooLarge = "too_large" WARN => "too-large" PAYLOAD_TOO_LARGE,
+        "the request body is larger than [`body_limit`](crate::DedupLayer::body_limit)";
+    BrokenBody = "broken_body" WARN => "broken-body" BAD_REQUEST,
+        "the request body ended in an error";
+    SlowBody = "slow_body" WARN => "slow-body" REQUEST_TIMEOUT,
+        "the request body did not arrive within [`body_timeout`](crate::DedupLayer::body_timeout)";
+    Unverified = "unverified" ERROR => "unverified" INTERNAL_SERVER_ERROR,
+        "the marker `Verified` is missing: the layers are in the wrong order";
+    Unscoped = "unscoped" ERROR => "unscoped" INTERNAL_SERVER_ERROR,
+        "a request with an `Idempotency-Key` has no [scope](crate::DedupLayer::idempotency_key): no layer outside has \
+         set it";
+    Cancelled = "cancelled" WARN,
+        "the caller dropped the future of [`Deduplicator::run`](crate::Deduplicator::run) before its end; \
+         [its documentation](crate::Deduplicator#cancel-safety) says what happens to the key";
+    Handshake = "handshake" INFO => "handshake" OK,
+        "the layer answered a [handshake](crate::KeyExtractor::handshake_when), such as GitHub's ping";
+    Bypass = "bypass" DEBUG,
+        "a request without an event for the handler, a missing key that passes through, or a delivery that an outer \
+         layer already runs. The record of the first two comes after the handler, and `uncommitted`, `panicked`, \
+         `handler_timeout` and `overloaded` apply to them too";
 }
+pub(crate) use outcome_rows;
 
 /// Returns what to change after this outcome, or after this verdict in shadow.
 pub(super) fn fix(name: &str) -> Option<&'static str> {

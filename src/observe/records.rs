@@ -5,8 +5,8 @@ use std::time::Duration;
 use crate::error::StoreError;
 use crate::key::{DedupKey, escaped};
 
-/// Defines a function for each record, and the macro `record_rows`: the rows of their documentation. The
-/// comment above a record adds to its message there.
+/// Defines a function for each record, from its level, and the macro `record_rows`: the rows of their documentation.
+/// The comment above a record adds to its message there.
 ///
 /// `key;` before a message names the event: the record has the fields `namespace` and `id`. `count` has the
 /// counter that a call increases too.
@@ -15,8 +15,8 @@ macro_rules! records {
         $(#[doc = $remark:literal])*
         $(#[cfg($feature:meta)])?
         $(#[count($($count:tt)+)])?
-        fn $name:ident($($parameters:tt)*) {
-            $level:ident!($($key:ident;)? $message:literal $(, $($fields:tt)+)?);
+        $level:ident $name:ident($($parameters:tt)*) {
+            $($key:ident;)? $message:literal $(, $($fields:tt)+)?
         }
     )+) => {
         $(
@@ -40,101 +40,87 @@ macro_rules! records {
 
 records! {
     #[count("tower_dedup_leases_lost_total", "namespace" => key.counted_namespace())]
-    fn lease_lost(key: &DedupKey) {
-        warn!(key; "lease lost: another handler may have run this event too");
+    warn lease_lost(key: &DedupKey) {
+        key; "lease lost: another handler may have run this event too"
     }
 
     #[count("tower_dedup_takeovers_total", "namespace" => key.counted_namespace())]
-    fn takeover(key: &DedupKey, attempt: u32) {
-        warn!(key; "takeover: an earlier handler of this event died or lost its lease", attempt);
+    warn takeover(key: &DedupKey, attempt: u32) {
+        key; "takeover: an earlier handler of this event died or lost its lease", attempt
     }
 
     /// the handler runs all the same
     #[count("tower_dedup_unprotected_total", "namespace" => key.counted_namespace())]
-    fn unprotected(key: &DedupKey, error: &StoreError) {
-        warn!(key; "running unprotected: the store did not reply", error = chain(error));
+    warn unprotected(key: &DedupKey, error: &StoreError) {
+        key; "running unprotected: the store did not reply", error = chain(error)
     }
 
     /// once a minute at most
-    fn other_path(key: &DedupKey) {
-        error!(
-            key; "handled on another path: this event is a duplicate here, and only a layer in shadow runs \
-            this path's handler; give each route that has to see it a namespace of its own"
-        );
+    error other_path(key: &DedupKey) {
+        key; "handled on another path: this event is a duplicate here, and only a layer in shadow runs \
+        this path's handler; give each route that has to see it a namespace of its own"
     }
 
     /// the event is a duplicate by its [content identity](crate::KeyExtractor::content_identity) only: a replay
     /// under another id, or two events with the same bytes. `by_namespace` and `by_id` are that identity
-    fn same_body(key: &DedupKey, by: &DedupKey) {
-        warn!(
-            key; "same body: it was handled under another id, and this id stays free",
-            by_namespace = by.namespace(), by_id = &*by.shown_id()
-        );
+    warn same_body(key: &DedupKey, by: &DedupKey) {
+        key; "same body: it was handled under another id, and this id stays free",
+        by_namespace = by.namespace(), by_id = &*by.shown_id()
     }
 
     /// the event is a duplicate by its [second identity](crate::KeyExtractor::second_identity) only, which
     /// `by_namespace` and `by_id` are
-    fn same_event(key: &DedupKey, by: &DedupKey) {
-        info!(
-            key; "same event: it was handled under another id, and this id stays free",
-            by_namespace = by.namespace(), by_id = &*by.shown_id()
-        );
+    info same_event(key: &DedupKey, by: &DedupKey) {
+        key; "same event: it was handled under another id, and this id stays free",
+        by_namespace = by.namespace(), by_id = &*by.shown_id()
     }
 
     #[count("tower_dedup_mismatches_total", "namespace" => key.counted_namespace())]
-    fn mismatch(key: &DedupKey) {
-        warn!(key; "payload mismatch: this event was handled with another payload");
+    warn mismatch(key: &DedupKey) {
+        key; "payload mismatch: this event was handled with another payload"
     }
 
     #[count("tower_dedup_responses_not_stored_total", "namespace" => key.counted_namespace())]
-    fn response_not_stored(key: &DedupKey, why: &'static str) {
-        warn!(key; "response not stored: duplicates of this event get an empty response", why);
+    warn response_not_stored(key: &DedupKey, why: &'static str) {
+        key; "response not stored: duplicates of this event get an empty response", why
     }
 
     /// a handler succeeded, and the row of its claim was gone; `kind` is `missing`
     #[count("tower_dedup_store_losses_total", "kind" => "missing")]
-    fn claim_missing(key: &DedupKey) {
-        error!(key; "the store lost a claim: another handler may have run this event too", kind = "missing");
+    error claim_missing(key: &DedupKey) {
+        key; "the store lost a claim: another handler may have run this event too", kind = "missing"
     }
 
     /// [`set_mode`](crate::DedupHandle::set_mode) was called; `from` and `to` are the modes
-    fn mode_changed(namespace: &str, from: &'static str, to: &'static str) {
-        info!("mode changed", namespace, from, to);
+    info mode_changed(namespace: &str, from: &'static str, to: &'static str) {
+        "mode changed", namespace, from, to
     }
 
     /// once
-    fn nested(namespace: &str) {
-        warn!(
-            "nested layers: an outer layer deduplicates these requests by the same keys; this layer lets them \
-            through",
-            namespace
-        );
+    warn nested(namespace: &str) {
+        "nested layers: an outer layer deduplicates these requests by the same keys; this layer lets them \
+        through",
+        namespace
     }
 
     /// once a layer: [`require_verified`](crate::DedupLayer::require_verified) is set, and there is no second
     /// identity, such as a [content identity](crate::guide::keys#an-id-that-is-not-signed)
-    fn unsigned_id(namespace: &str) {
-        info!(
-            "unsigned id: this sender does not sign the id, so a captured delivery runs again under another id; \
-            `content_identity` prevents it, and loses a real event with equal bytes",
-            namespace
-        );
+    info unsigned_id(namespace: &str) {
+        "unsigned id: this sender does not sign the id, so a captured delivery runs again under another id; \
+        `content_identity` prevents it, and loses a real event with equal bytes",
+        namespace
     }
 
     /// a layer is built, and the retention is below the preset's floor
-    fn short_retention(namespace: &str, retention: Duration, floor: Duration) {
-        warn!(
-            "the retention is shorter than the time in which this sender may deliver an event again",
-            namespace, retention_s = retention.as_secs(), floor_s = floor.as_secs()
-        );
+    warn short_retention(namespace: &str, retention: Duration, floor: Duration) {
+        "the retention is shorter than the time in which this sender may deliver an event again",
+        namespace, retention_s = retention.as_secs(), floor_s = floor.as_secs()
     }
 
     /// a layer is built, and its body limit is below the sender's largest body
-    fn small_body_limit(namespace: &str, limit: usize, largest: usize) {
-        warn!(
-            "the body limit is smaller than the largest body of this sender: such a delivery gets 413",
-            namespace, limit_bytes = limit, largest_bytes = largest
-        );
+    warn small_body_limit(namespace: &str, limit: usize, largest: usize) {
+        "the body limit is smaller than the largest body of this sender: such a delivery gets 413",
+        namespace, limit_bytes = limit, largest_bytes = largest
     }
 
     /// a [`VerifyLayer`](crate::verify::VerifyLayer) refused the request; `preset` is the sender, `path` the
@@ -142,140 +128,121 @@ records! {
     /// have signed, without the query. `claimed_id` is the id of the request, which nobody has verified
     #[cfg(feature = "verify")]
     #[count("tower_dedup_not_verified_total", "preset" => preset.unwrap_or("other").to_owned(), "reason" => name)]
-    fn not_verified(
-        preset: Option<&str>,
-        path: &str,
-        url: Option<&str>,
-        claimed_id: Option<&str>,
-        name: &'static str,
-        reason: &dyn std::fmt::Display,
+    warn not_verified(
+        preset: Option<&str>, path: &str, url: Option<&str>, claimed_id: Option<&str>, name: &'static str, reason: &dyn std::fmt::Display
     ) {
-        warn!("not verified", preset, path, url, claimed_id, %reason);
+        "not verified", preset, path, url, claimed_id, %reason
     }
 
     /// the argument is [`Delivery`](crate::Delivery); `fix` says what to change
     #[cfg(feature = "axum")]
-    fn rejected(argument: &'static str, error: &(dyn std::error::Error + 'static), fix: &'static str) {
-        warn!("rejected: an argument of the handler is not available", argument, error = chain(error), fix);
+    warn rejected(argument: &'static str, error: &(dyn std::error::Error + 'static), fix: &'static str) {
+        "rejected: an argument of the handler is not available", argument, error = chain(error), fix
     }
 
     /// a handler has returned a [`CommitError`](crate::CommitError)
     #[cfg(feature = "axum")]
-    fn commit_failed(error: &(dyn std::error::Error + 'static)) {
-        warn!("not committed: a transaction of a handler has failed", error = chain(error));
+    warn commit_failed(error: &(dyn std::error::Error + 'static)) {
+        "not committed: a transaction of a handler has failed", error = chain(error)
     }
 
     /// no caller is left that the panic could reach
-    fn orphaned_panic(namespace: &str, message: &str) {
-        error!("a handler panicked after its client had gone", namespace, panic = &*escaped(message));
+    error orphaned_panic(namespace: &str, message: &str) {
+        "a handler panicked after its client had gone", namespace, panic = &*escaped(message)
     }
 
     /// the key is complete: the store call succeeded after its delivery had ended
     #[count("tower_dedup_background_total", "operation" => "complete", "result" => "ok")]
-    fn background_completed(key: &DedupKey) {
-        info!(key; "completed in the background", operation = "complete");
+    info background_completed(key: &DedupKey) {
+        key; "completed in the background", operation = "complete"
     }
 
     /// such a call, of an event that did not run or whose handler failed: the next delivery runs
     #[count("tower_dedup_background_total", "operation" => "release", "result" => "ok")]
-    fn background_released(key: &DedupKey) {
-        info!(key; "released in the background", operation = "release");
+    info background_released(key: &DedupKey) {
+        key; "released in the background", operation = "release"
     }
 
     /// such a call, of an event that ran unprotected on arrival: the key is complete
     #[count("tower_dedup_background_total", "operation" => "claim", "result" => "ok")]
-    fn background_claimed(key: &DedupKey) {
-        info!(key; "claimed in the background", operation = "claim");
+    info background_claimed(key: &DedupKey) {
+        key; "claimed in the background", operation = "claim"
     }
 
     /// such a call never succeeded, or the store has no releases; `error` is the last
     /// one
     #[count("tower_dedup_background_total", "operation" => operation, "result" => "gave_up")]
-    fn background_failed(key: &DedupKey, operation: &'static str, error: &StoreError) {
-        error!(key; "gave up in the background", operation, error = chain(error));
+    error background_failed(key: &DedupKey, operation: &'static str, error: &StoreError) {
+        key; "gave up in the background", operation, error = chain(error)
     }
 
     /// such a call was not started
     #[count("tower_dedup_background_total", "operation" => operation, "result" => "refused")]
-    fn background_refused(key: &DedupKey, operation: &'static str) {
-        error!(
-            key; "gave up at once: too many calls are pending in the background, or the runtime has ended", operation
-        );
+    error background_refused(key: &DedupKey, operation: &'static str) {
+        key; "gave up at once: too many calls are pending in the background, or the runtime has ended", operation
     }
 
     /// expired keys were deleted
     #[cfg(any(feature = "postgres", feature = "sqlite"))]
     #[count(keys; "tower_dedup_purged_total")]
-    fn purged(keys: u64) {
-        debug!("purged", keys);
-    }
+    debug purged(keys: u64) { "purged", keys }
 
     /// a purge failed, and the one before it did not
     #[cfg(any(feature = "postgres", feature = "sqlite"))]
-    fn purge_failed(error: &StoreError) {
-        warn!("purging failed; it is tried again", error = chain(error));
+    warn purge_failed(error: &StoreError) {
+        "purging failed; it is tried again", error = chain(error)
     }
 
     /// a further purge failed
     #[cfg(any(feature = "postgres", feature = "sqlite"))]
-    fn purge_failed_again(error: &StoreError) {
-        debug!("purging failed; it is tried again", error = chain(error));
+    debug purge_failed_again(error: &StoreError) {
+        "purging failed; it is tried again", error = chain(error)
     }
 
     /// once, for a `PostgresAdapter`
     #[cfg(feature = "postgres")]
-    fn not_encrypted(host: &str) {
-        warn!(
-            "not encrypted: the connection to Postgres on another host has no TLS. Set `sslmode=verify-full`, \
-            and a feature: `tls-rustls`, `tls-rustls-aws-lc-rs` or `tls-native-tls`",
-            host = &*escaped(host)
-        );
+    warn not_encrypted(host: &str) {
+        "not encrypted: the connection to Postgres on another host has no TLS. Set `sslmode=verify-full`, \
+        and a feature: `tls-rustls`, `tls-rustls-aws-lc-rs` or `tls-native-tls`",
+        host = &*escaped(host)
     }
 
     /// it evicts keys, is too old, or is of another kind than the URL says
     #[cfg(feature = "redis")]
-    fn redis_is_unfit(server: &impl std::fmt::Display, fault: &(dyn std::error::Error + 'static)) {
-        error!(
-            "the Redis server may not be used: every call is refused until it is mended",
-            server = &*escaped(&server.to_string()), error = chain(fault)
-        );
+    error redis_is_unfit(server: &impl std::fmt::Display, fault: &(dyn std::error::Error + 'static)) {
+        "the Redis server may not be used: every call is refused until it is mended",
+        server = &*escaped(&server.to_string()), error = chain(fault)
     }
 
     /// once an adapter: the server may evict keys, and its access rules or its service hide the policy
     #[cfg(feature = "redis")]
-    fn redis_hides_its_policy() {
-        warn!("the Redis server hides its eviction policy: set it to noeviction");
+    warn redis_hides_its_policy() {
+        "the Redis server hides its eviction policy: set it to noeviction"
     }
 
     /// Redis is another process or has another history than before (`kind` `suspected`), or has evicted keys
     /// (`evicted`). `primary` is the server
     #[cfg(feature = "redis")]
     #[count("tower_dedup_store_losses_total", "kind" => kind)]
-    fn store_loss_suspected(kind: &'static str, primary: &str) {
-        warn!(
-            "the store may have lost acknowledged writes: events of the last time may run again",
-            kind, primary = &*escaped(primary)
-        );
+    warn store_loss_suspected(kind: &'static str, primary: &str) {
+        "the store may have lost acknowledged writes: events of the last time may run again",
+        kind, primary = &*escaped(primary)
     }
 
     /// once an hour at most, of a `MemoryAdapter`
     #[cfg(feature = "memory")]
-    fn nearly_full() {
-        warn!("nearly full: the memory store has reached four fifths of its capacity");
+    warn nearly_full() { "nearly full: the memory store has reached four fifths of its capacity" }
+
+    #[cfg(feature = "sqlite")]
+    warn sqlite_is_not_durable(synchronous: i64) {
+        "the SQLite pool runs below synchronous = FULL: a power cut can lose a completed key, and its \
+        event would run again",
+        synchronous
     }
 
     #[cfg(feature = "sqlite")]
-    fn sqlite_is_not_durable(synchronous: i64) {
-        warn!(
-            "the SQLite pool runs below synchronous = FULL: a power cut can lose a completed key, and its \
-            event would run again",
-            synchronous
-        );
-    }
-
-    #[cfg(feature = "sqlite")]
-    fn sqlite_is_not_in_wal_mode(journal_mode: &str) {
-        warn!("the SQLite file is not in WAL mode: duplicates wait for writers", journal_mode);
+    warn sqlite_is_not_in_wal_mode(journal_mode: &str) {
+        "the SQLite file is not in WAL mode: duplicates wait for writers", journal_mode
     }
 }
 pub(crate) use record_rows;

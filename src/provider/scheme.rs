@@ -169,12 +169,6 @@ impl Scheme {
         Self { secret, ..self }
     }
 
-    /// Returns `true` if a signed time limits how long a captured request can be sent again.
-    #[cfg(feature = "testing")]
-    pub(crate) fn signs_time(&self) -> bool {
-        self.text.iter().any(Part::is_time)
-    }
-
     /// Returns `true` if the public URL of the server is signed.
     pub(crate) fn signs_url(&self) -> bool {
         let is_url = |part: &Part| matches!(part, Part::Url);

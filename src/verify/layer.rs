@@ -23,7 +23,7 @@ use super::error::Refusal;
 use super::verifier::Verifier;
 use crate::error::{BoxError, ConfigError, NOT_ZERO, check, valid};
 use crate::key::{Extracted, IntoKeyExtractor, KeyExtractor, RequestRef, escaped};
-use crate::layer::{BODY_LIMIT, BODY_TIMEOUT, BodyFault, Collect, LogIds, Verified};
+use crate::layer::{BODY_LIMIT, BODY_TIMEOUT, Collect, LogIds, Verified};
 use crate::observe;
 use crate::provider::Preset;
 
@@ -257,19 +257,9 @@ impl VerifyLayer {
         read.map_err(|refusal| unauthorized(&head, &Bytes::new(), refusal))?;
         let mut body = pin!(Collect::new(body, self.body_limit, self.body_timeout));
         let body = poll_fn(|cx| body.as_mut().poll(cx)).await.map_err(|fault| {
-            let (status, reason, fact) = match fault {
-                BodyFault::TooLarge => {
-                    (StatusCode::PAYLOAD_TOO_LARGE, "too_large", "the body is too large")
-                }
-                BodyFault::Slow => {
-                    (StatusCode::REQUEST_TIMEOUT, "slow_body", "the body did not arrive in time")
-                }
-                BodyFault::Broken(_) => {
-                    (StatusCode::BAD_REQUEST, "broken_body", "the body ended in an error")
-                }
-            };
-            self.report(verifier, &head, &Bytes::new(), reason, &fact);
-            status
+            let outcome = fault.outcome();
+            self.report(verifier, &head, &Bytes::new(), outcome.as_str(), &fault);
+            outcome.answer().status()
         })?;
         let now = (self.clock)();
         let verified = match check {
@@ -292,7 +282,7 @@ impl VerifyLayer {
                 return Err(StatusCode::UNAUTHORIZED);
             }
             Ok(Err(error)) => {
-                format!("the look-up failed: {}", escaped(&observe::chain(&*error)))
+                format!("the look-up failed: {}", escaped(&observe::records::chain(&*error)))
             }
             Err(_) => "the look-up took too long".to_owned(),
         };
@@ -311,7 +301,7 @@ impl VerifyLayer {
     ) {
         let url = verifier.and_then(|verifier| verifier.signed_url(head));
         let preset = verifier.and_then(|verifier| verifier.preset);
-        observe::not_verified(
+        observe::records::not_verified(
             self.name.as_deref().or(preset.as_ref().map(Preset::name)),
             &escaped(head.uri.path()),
             url.as_deref().map(|url| escaped(url)).as_deref(),

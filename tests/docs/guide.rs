@@ -304,19 +304,14 @@ pub(super) fn text(file: &str) -> String {
 
 /// The pages of the guide by name, with their files: the modules of `guide`, and the crate page.
 fn pages() -> Vec<(String, Vec<String>)> {
-    let (mut pages, mut files) = (Vec::new(), Vec::new());
-    for line in text("src/lib.rs").lines().map(str::trim) {
-        let file = line.split_once("include_str!(\"").and_then(|(_, file)| file.split_once('"'));
-        files.extend(file.map(|(file, _)| format!("src/{file}")));
-        if line == "pub mod guide {" {
-            pages.push(("guide".to_owned(), std::mem::take(&mut files)));
-        }
-        if let Some(name) = line.strip_prefix("pub mod ").and_then(|rest| rest.strip_suffix(" {}"))
-        {
-            pages.push((name.to_owned(), std::mem::take(&mut files)));
-        }
-    }
-    pages
+    let root = text("src/lib.rs");
+    let (page, rest) = root.split_once("pub mod guide {").expect("the guide");
+    let files = page.split("include_str!(\"").skip(1).filter_map(|rest| rest.split_once('"'));
+    let files = files.map(|(file, _)| format!("src/{file}")).collect();
+    let (_, rest) = rest.split_once("pages! {\n").expect("the pages");
+    let names = rest.split('}').next().unwrap_or_default().split_whitespace();
+    let pages = names.map(|name| (name.to_owned(), vec![format!("src/docs/{name}.md")]));
+    std::iter::once(("guide".to_owned(), files)).chain(pages).collect()
 }
 
 /// Returns a page of the guide; of the crate page, the part after the README.

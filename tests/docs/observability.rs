@@ -62,7 +62,7 @@ fn documented() -> BTreeMap<String, bool> {
 /// "completed" INFO,`.
 fn labels_and_values() -> BTreeSet<String> {
     let endings = include_str!("../../src/observe/endings.rs");
-    let (outcomes, _) = endings.split_once("\nanswers! {").expect("the outcomes, then the answers");
+    let (_, outcomes) = endings.split_once("\nendings! {").expect("the list");
     let outcomes = outcomes.split(" = \"").skip(1).map(|rest| rest.split('"').next().unwrap());
     let known = outcomes.chain(SCRAPED).map(str::to_owned);
     known.chain(words(METRICS)).collect()

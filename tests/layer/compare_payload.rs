@@ -12,13 +12,11 @@ use tower::util::BoxCloneSyncService;
 use tower_dedup::adapter::MemoryAdapter;
 use tower_dedup::adapter::contract::{CallTerms, DedupAdapter, Fetch, Token};
 use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
-use tower_dedup::internals::{AnyLedger, BeginContext};
 use tower_dedup::key::{self, Event, Extracted, Keys};
-use tower_dedup::ledger::{Lease, OnArrival};
 use tower_dedup::testing::{Fault, StoreCall};
 use tower_dedup::{
-    DedupHandle, DedupKey, DedupLayer, KeyExtractor, Mode, OnMismatch, OnUnavailable, Replay,
-    ResponseBody, provider,
+    DedupHandle, DedupKey, DedupLayer, Deduplicator, KeyExtractor, Mode, OnMismatch, OnUnavailable,
+    Replay, ResponseBody, provider,
 };
 
 use crate::hooked::Hooked;
@@ -320,25 +318,19 @@ async fn responses_are_read_only_for_replay() {
 
 /// The caller of a `Deduplicator` may drop the future while the store replies.
 #[tokio::test(start_paused = true)]
-async fn delivery_dropped_while_it_reads_stored_data_leaves_nothing_behind() {
-    async fn dropped(ledger: AnyLedger, new: &str) {
-        let events = ["known", new].map(|id| Event::new(dedup_key(id)));
-        let keys = Keys::new(events.to_vec()).unwrap();
-        let mut context = BeginContext::new(DAY, DAY, Duration::from_secs(1));
-        context.terms = context.terms.with_fetch(Fetch::Digest);
-        let begun = tokio::time::timeout(Duration::from_millis(50), ledger.begin(&keys, &context));
-        assert!(begun.await.is_err());
-        ledger.pending_writes().wait().await;
-    }
+async fn run_dropped_while_it_reads_stored_data_leaves_nothing_behind() {
     let store = faulty(MemoryAdapter::new());
     let known = CallTerms::on_claim(Token::random(), DAY);
     store.complete(&dedup_key("known"), &known).await.unwrap();
     store.set(StoreCall::Fetch, Fault::LoseReply);
-    dropped(AnyLedger::of::<Lease>(Arc::clone(&store)), "claimed").await;
+    let dedup = Deduplicator::new(Arc::clone(&store));
+    let event = Event::new(dedup_key("known")).with_second_identity(dedup_key("claimed"));
+    let run = dedup.run(event.with_payload("a".into()), async |_| Ok::<_, ()>(()));
+    assert!(tokio::time::timeout(Duration::from_millis(50), run).await.is_err());
+    assert_eq!(store.calls(StoreCall::Fetch), 1);
+    dedup.drain().await;
     let entry = store.get(&dedup_key("claimed")).await.unwrap();
     assert_eq!(entry.unwrap().state, KeyState::Released);
-    dropped(AnyLedger::of::<OnArrival>(Arc::clone(&store)), "recorded").await;
-    assert_eq!(store.get(&dedup_key("recorded")).await.unwrap(), None);
 }
 
 /// If a sender counts attempts inside each event, its preset disables the comparison. That holds

@@ -7,11 +7,11 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
 use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
 use tower_dedup::adapter::contract::{CallTerms, ClaimReply, DedupAdapter, Token};
 use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
-use tower_dedup::internals::{AnyLedger, Begin, BeginContext, Claim, HandlerSuccess};
-use tower_dedup::key::{Event, Keys};
-use tower_dedup::ledger::{Lease, Ledger, OnArrival};
+use tower_dedup::key::Event;
+use tower_dedup::ledger::Ledger;
 use tower_dedup::testing::{Fault, StoreCall};
 use tower_dedup::{Deduplicator, Delivery, OnUnavailable, RunError, RunOutcome};
 
@@ -70,17 +70,29 @@ async fn deduplicator_dropped_at_any_moment_completes_or_frees_its_key() {
     }
 }
 
+/// A run whose handler never ends.
+type Endless = BoxFuture<'static, ()>;
+
+async fn begun(worker: &Deduplicator, event: impl Into<Event>) -> Endless {
+    let (worker, event) = (worker.clone(), event.into());
+    let mut run: Endless = Box::pin(async move {
+        let _ = worker.run(event, async |_| pending::<Result<(), ()>>().await).await;
+    });
+    // The first claim of a ledger yields once.
+    for _ in 0..2 {
+        assert!(futures_util::poll!(run.as_mut()).is_pending());
+    }
+    run
+}
+
 #[tokio::test]
-async fn claim_of_several_events_dropped_releases_all_identities() {
+async fn run_that_is_dropped_releases_all_identities() {
     let store = store();
-    let ledger = AnyLedger::of::<Lease>(Arc::clone(&store));
+    let worker = worker(&store);
     let twin = Event::new(dedup_key("a")).with_second_identity(dedup_key("a2"));
-    let keys = Keys::new(vec![twin, Event::new(dedup_key("b"))]).unwrap();
-    let context = BeginContext::new(HOUR, HOUR, HOUR);
-    let Begin::First { claim, .. } = ledger.begin(&keys, &context).await.unwrap() else { panic!() };
-    drop(claim);
-    ledger.pending_writes().wait().await;
-    for id in ["a", "a2", "b"] {
+    drop(begun(&worker, twin).await);
+    drained(&worker).await;
+    for id in ["a", "a2"] {
         let entry = store.get(&dedup_key(id)).await.unwrap();
         assert_eq!(entry.map(|entry| entry.state), Some(KeyState::Released), "{id}");
     }
@@ -90,37 +102,30 @@ async fn claim_of_several_events_dropped_releases_all_identities() {
 #[tokio::test(start_paused = true)]
 async fn release_that_never_succeeds_is_reported() {
     let store = store();
-    let events = (0..40).map(|id| Event::new(dedup_key(&id.to_string()))).collect();
-    let keys = Keys::new(events).unwrap();
-    let context = BeginContext::new(HOUR, HOUR, HOUR);
     store.set(StoreCall::Release, Fault::ExecuteAndFail);
-    let ledger = AnyLedger::of::<Lease>(Arc::clone(&store));
-    let Begin::First { claim, .. } = ledger.begin(&keys, &context).await.unwrap() else { panic!() };
-    drop(claim);
-    gives_up(&ledger).await;
-    let ledger = AnyLedger::of::<OnArrival>(Arc::clone(&store));
+    let lease = worker(&store);
+    drop(begun(&lease, &dedup_key("a")).await);
+    gives_up(&lease).await;
+    let on_arrival = Deduplicator::on_arrival(Arc::clone(&store));
     store.set(StoreCall::Claim, Fault::LoseReply);
-    assert!(polled(ledger.begin(&keys, &context), 1, false).await.is_none());
-    gives_up(&ledger).await;
+    assert!(polled(delivery_of(&on_arrival, "b"), 1, false).await.is_none());
+    gives_up(&on_arrival).await;
 }
 
-async fn gives_up(ledger: &AnyLedger) {
+async fn gives_up(worker: &Deduplicator<impl Ledger>) {
     let (log, _guard) = Log::of_this_thread();
-    ledger.pending_writes().wait().await;
+    worker.drain().await;
     let record = log.last("gave up in the background");
     assert_eq!(record["level"], "ERROR");
     assert!(record["error"].starts_with("calling a faulty adapter"), "{record:?}");
 }
 
 #[tokio::test]
-async fn claim_dropped_outside_a_runtime_is_reported_and_does_not_panic() {
-    let ledger = AnyLedger::of::<Lease>(store());
-    let keys = Keys::from(Event::new(dedup_key("a")));
-    let context = BeginContext::new(HOUR, HOUR, HOUR);
-    let Begin::First { claim, .. } = ledger.begin(&keys, &context).await.unwrap() else { panic!() };
+async fn run_dropped_outside_a_runtime_is_reported_and_does_not_panic() {
+    let run = begun(&worker(&store()), &dedup_key("a")).await;
     let reported = std::thread::spawn(move || {
         let (log, _guard) = Log::of_this_thread();
-        drop(claim);
+        drop(run);
         log.beginning("gave up at once")
     });
     let reported = reported.join().unwrap();
@@ -149,52 +154,52 @@ async fn on_arrival_run_dropped_while_it_claims_holds_no_other_key_and_frees_its
 /// A subscriber is the user's code. It may end a delivery while it handles the record of a lost
 /// lease.
 #[test]
-fn subscriber_that_ends_a_claim_when_a_lease_is_lost_does_not_deadlock() {
+fn subscriber_that_drops_a_run_when_a_lease_is_lost_does_not_deadlock() {
     let (ended, waits) = mpsc::channel();
     std::thread::spawn(move || {
         use tracing_subscriber::layer::SubscriberExt;
-        let subscriber_claim = EndsClaimOnWarning::default();
-        let subscriber = tracing_subscriber::registry().with(subscriber_claim.clone());
+        let dropped = DropsRunOnWarning::default();
+        let subscriber = tracing_subscriber::registry().with(dropped.clone());
         let mut runtime = tokio::runtime::Builder::new_current_thread();
         let runtime = runtime.enable_all().start_paused(true).build().unwrap();
         tracing::subscriber::with_default(subscriber, || {
-            runtime.block_on(lose_a_lease(&subscriber_claim));
+            runtime.block_on(lose_a_lease(&dropped.0));
         });
         ended.send(()).unwrap();
     });
     waits.recv_timeout(Duration::from_secs(30)).expect("no deadlock");
 }
 
-async fn lose_a_lease(subscriber_claim: &EndsClaimOnWarning) {
-    let store = store();
-    let ledger = AnyLedger::of::<Lease>(Arc::clone(&store));
-    let claim = async |id, lease| {
-        let context = BeginContext::new(HOUR, lease, HOUR);
-        match ledger.begin(&Keys::from(Event::new(dedup_key(id))), &context).await.unwrap() {
-            Begin::First { claim: Some(claim), delivery, .. } => (claim, delivery),
-            other => panic!("{other:?}"),
-        }
-    };
-    *subscriber_claim.0.lock().unwrap() = Some(claim("ends", HOUR).await.0);
+async fn lose_a_lease(dropped: &Mutex<Option<Endless>>) {
+    let (store, key) = (store(), dedup_key("a"));
+    // Both runs have one ledger.
+    let worker = worker(&store).lease(HOUR);
+    *dropped.lock().unwrap() = Some(begun(&worker, &dedup_key("dropped")).await);
     store.set(StoreCall::Renew, Fault::Fail);
-    let (loses, delivery) = claim("a", Duration::from_millis(100)).await;
-    let other = CallTerms::on_completion(Token::random(), HOUR, HOUR);
-    while !matches!(store.claim(&dedup_key("a"), &other).await.unwrap(), ClaimReply::First { .. }) {
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
-    store.set(StoreCall::Renew, Fault::None);
-    until(|| delivery.lease_lost() && subscriber_claim.0.lock().unwrap().is_none()).await;
-    loses.commit(&HandlerSuccess::default()).await.unwrap();
+    let loses = worker.clone().lease(Duration::from_millis(100));
+    let run = loses.run(&key, async |delivery| {
+        until(|| delivery.lease_lost() && dropped.lock().unwrap().is_none()).await;
+        Ok::<_, ()>(())
+    });
+    let other = async {
+        let terms = CallTerms::on_completion(Token::random(), HOUR, HOUR);
+        while !matches!(store.claim(&key, &terms).await.unwrap(), ClaimReply::First { .. }) {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        store.set(StoreCall::Renew, Fault::None);
+    };
+    let (ran, ()) = tokio::join!(run, other);
+    assert!(matches!(ran, Ok(RunOutcome::First(()))), "{ran:?}");
 }
 
 #[derive(Clone, Default)]
-struct EndsClaimOnWarning(Arc<Mutex<Option<Claim>>>);
+struct DropsRunOnWarning(Arc<Mutex<Option<Endless>>>);
 
-impl<S: tracing::Subscriber> tracing_subscriber::Layer<S> for EndsClaimOnWarning {
+impl<S: tracing::Subscriber> tracing_subscriber::Layer<S> for DropsRunOnWarning {
     fn on_event(&self, event: &tracing::Event<'_>, _: tracing_subscriber::layer::Context<'_, S>) {
         if *event.metadata().level() == tracing::Level::WARN {
-            let claim = self.0.lock().unwrap().take();
-            drop(claim);
+            let run = self.0.lock().unwrap().take();
+            drop(run);
         }
     }
 }

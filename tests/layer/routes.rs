@@ -12,7 +12,9 @@ use axum::routing::{MethodRouter, post};
 use tower::ServiceExt;
 use tower_dedup::adapter::inspect::MaintenanceAdapter;
 use tower_dedup::ledger::Ledger;
-use tower_dedup::{DedupLayer, Delivery, OnMissingKey, key, provider};
+use tower_dedup::{
+    CommitError, DedupLayer, Delivery, OnMissingKey, StoreError, StoreErrorKind, key, provider,
+};
 
 use crate::support::log::Log;
 use crate::support::{memory as store, result, rows};
@@ -259,4 +261,21 @@ fn rejected_arguments_are_an_empty_500_and_a_logged_cause_with_its_fix() {
         assert!(event["fix"].contains(fix), "{event:?}");
     }
     assert_eq!(rejected.len(), 2);
+}
+
+#[tokio::test]
+async fn retry_after_of_a_failed_commit_is_the_layers() {
+    let handler = async || {
+        let error = StoreError::new(StoreErrorKind::Unavailable, "committing");
+        Err::<(), _>(CommitError::from(error))
+    };
+    let dedup = DedupLayer::new(provider::STRIPE, store())
+        .retry_after_unavailable(Duration::from_millis(6_001));
+    let app: Router = Router::new().route("/hook", post(handler).layer(dedup));
+    let event = Request::post("/hook").body(Body::from(r#"{"id": "evt_1"}"#)).unwrap();
+    let answer = app.oneshot(event).await.unwrap();
+    assert_eq!(
+        (answer.status().as_u16(), &answer.headers()["retry-after"]),
+        (503, &"7".parse().unwrap())
+    );
 }

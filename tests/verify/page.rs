@@ -1,10 +1,9 @@
 //! The guide's table of what each sender signs.
 
-use tower_dedup::internals::signs_time;
 use tower_dedup::provider::{self, Preset};
 
 use crate::secrets::test_secrets;
-use crate::vectors::senders;
+use crate::vectors::{senders, signs_time};
 
 /// Returns the cells of the sender's row: the sender, the header, what is signed, and what is not.
 pub(crate) fn row(sender: Preset) -> [&'static str; 4] {

@@ -10,12 +10,13 @@ use hmac::{Hmac, KeyInit, Mac};
 use http::request::Parts;
 use http::{HeaderValue, Request, Uri, header};
 use sha1::Sha1;
-use tower_dedup::internals::signs_time;
 use tower_dedup::provider::{self, Preset};
 use tower_dedup::verify::{Refusal, VerifierError};
 
 use crate::secrets::test_secrets;
-use crate::vectors::{Case, VECTORS, at, case, cases, genuine, senders, signature_header};
+use crate::vectors::{
+    Case, VECTORS, at, case, cases, genuine, senders, signature_header, signs_time,
+};
 
 #[test]
 fn every_published_vector_is_accepted_or_refused_as_it_says() {

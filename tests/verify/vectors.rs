@@ -162,6 +162,12 @@ pub(crate) fn senders() -> Vec<Preset> {
     provider::ALL.iter().copied().filter(Preset::has_verifier).collect()
 }
 
+/// Returns `true` if a signed time limits how long a captured delivery of this sender can be sent again.
+pub(crate) fn signs_time(sender: &Preset) -> bool {
+    let scheme = format!("{:?}", sender.scheme());
+    ["Seconds(", "Millis(", "Rfc3339(", "Item("].iter().any(|part| scheme.contains(part))
+}
+
 /// Returns the header with the signature.
 pub(crate) fn signature_header(sender: Preset) -> HeaderName {
     HeaderName::from_static(row(sender)[1].trim_matches('`'))

@@ -136,7 +136,7 @@ impl MemoryAdapter {
         // Once an hour.
         let (order, next) = (Ordering::Relaxed, |at| (now >= at).then_some(now + 3_600_000));
         if is_nearly_full && self.next_warning_ms.fetch_update(order, order, next).is_ok() {
-            observe::nearly_full();
+            observe::records::nearly_full();
         }
         Ok(reply)
     }

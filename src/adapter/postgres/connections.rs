@@ -287,7 +287,7 @@ impl Drop for Sent<'_> {
             self.connections.senders.abandoned_one(self.work);
         }
         if self.is_lost {
-            observe::worker_restarted("postgres");
+            observe::records::worker_restarted("postgres");
             self.connections.close_idle();
         }
     }

@@ -83,7 +83,7 @@ impl PostgresStore {
             && let Ok(row) = read(&statements[0].encrypted).await
             && matches!(row.try_get(0), Ok(false))
         {
-            observe::not_encrypted(options.get_host());
+            observe::records::not_encrypted(options.get_host());
         }
         self.set_statements(statements);
         self.common.set_has_table();

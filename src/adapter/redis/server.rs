@@ -63,17 +63,17 @@ impl Servers {
             if let Some(fault) = fault(&info, options.evictable, in_cluster) {
                 // Told once, until the servers are mended.
                 if known.fault.as_ref() != Some(&fault) {
-                    observe::redis_is_unfit(&address, &fault);
+                    observe::records::redis_is_unfit(&address, &fault);
                 }
                 known.fault = Some(fault.clone());
                 return Err(Failure::Unfit(fault));
             }
             let hides = !info.contains_key(&"maxmemory_policy") && !options.evictable;
             if hides && !std::mem::replace(&mut known.is_hiding_told, true) {
-                observe::redis_hides_its_policy();
+                observe::records::redis_hides_its_policy();
             }
             if let Some(kind) = known.compare(if in_cluster { &address } else { "" }, &info) {
-                observe::store_loss_suspected(kind, &address);
+                observe::records::store_loss_suspected(kind, &address);
             }
         }
         self.known().fault = None;

@@ -112,8 +112,11 @@ impl Purging {
                 // The adapter may be closed.
                 Err(_) if stop.is_cancelled() => return,
                 Err(error) => {
-                    let report =
-                        if failed { observe::purge_failed_again } else { observe::purge_failed };
+                    let report = if failed {
+                        observe::records::purge_failed_again
+                    } else {
+                        observe::records::purge_failed
+                    };
                     report(&error);
                     (pause, failed, retry) =
                         (retry.min(every), true, retry.saturating_mul(2).min(every));
@@ -135,7 +138,7 @@ impl Purging {
         {
             let deleted = within(adapter.purge(self.keys_per_statement)).await?;
             if deleted > 0 {
-                observe::purged(deleted);
+                observe::records::purged(deleted);
             }
             if deleted < u64::from(self.keys_per_statement) {
                 observe::set_last_purge();

@@ -102,10 +102,10 @@ impl SqliteStore {
         let (synchronous, journal): (i64, String) =
             sqlx::query_as(settings).fetch_one(&self.writer).await?;
         if synchronous < 2 {
-            observe::sqlite_is_not_durable(synchronous);
+            observe::records::sqlite_is_not_durable(synchronous);
         }
         if !journal.eq_ignore_ascii_case("wal") {
-            observe::sqlite_is_not_in_wal_mode(&journal);
+            observe::records::sqlite_is_not_in_wal_mode(&journal);
         }
         Ok(())
     }

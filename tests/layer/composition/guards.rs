@@ -6,7 +6,6 @@ use std::sync::Arc;
 use bytes::Bytes;
 use http::{Request, Response};
 use http_body_util::Full;
-use tower::Layer;
 use tower::util::{BoxCloneService, BoxCloneSyncService};
 use tower_dedup::adapter::contract::DedupAdapter;
 use tower_dedup::adapter::inspect::MaintenanceAdapter;
@@ -17,8 +16,6 @@ use tower_dedup::{
     ConfigError, Dedup, DedupAnswer, DedupHandle, DedupKey, DedupLayer, Delivery, KeyError,
     KeyExtractor, ResponseBody, ResponseFuture, StoreError, Verified,
 };
-
-use super::{dedup, store};
 
 fn is_send<T: Send + 'static>() {}
 fn is_shared<T: Send + Sync + ?Sized + 'static>() {}
@@ -72,12 +69,4 @@ fn erased_adapter_is_an_adapter() {
     let _: fn(MemoryAdapter) -> Arc<dyn MaintenanceAdapter> = |adapter| Arc::new(adapter);
     let _: fn(SqliteAdapter) -> Box<dyn MaintenanceAdapter> = |adapter| Box::new(adapter);
     let _: fn(Arc<dyn MaintenanceAdapter>) -> Arc<dyn DedupAdapter> = |adapter| adapter;
-}
-
-#[test]
-fn the_inner_service_can_be_reached() {
-    let mut service = dedup(&store()).layer(7);
-    assert_eq!(*service.get_ref(), 7);
-    *service.get_mut() = 8;
-    assert_eq!(service.into_inner(), 8);
 }
