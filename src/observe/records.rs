@@ -25,7 +25,7 @@ macro_rules! records {
                 $(count!($($count)+);)?
                 tracing::$level!(
                     target: "tower_dedup",
-                    $(namespace = &*escaped($key.namespace()), id = &*$key.shown_id(),)?
+                    $(namespace = &*$key.shown_namespace(), id = &*$key.shown_id(),)?
                     $($($fields)+,)?
                     $message
                 );
@@ -68,7 +68,7 @@ records! {
     fn same_body(key: &DedupKey, by: &DedupKey) {
         warn!(
             key; "same body: it was handled under another id, and this id stays free",
-            by_namespace = by.namespace(), by_id = &*by.shown_id()
+            by_namespace = &*by.shown_namespace(), by_id = &*by.shown_id()
         );
     }
 
@@ -77,7 +77,7 @@ records! {
     fn same_event(key: &DedupKey, by: &DedupKey) {
         info!(
             key; "same event: it was handled under another id, and this id stays free",
-            by_namespace = by.namespace(), by_id = &*by.shown_id()
+            by_namespace = &*by.shown_namespace(), by_id = &*by.shown_id()
         );
     }
 
