@@ -112,7 +112,7 @@ impl Deduplicator {
     }
 
     /// Deduplicates on arrival: a key becomes permanent before its handler runs, and an event whose
-    /// handler fails is lost.
+    /// handler fails is lost. Use clones of one, as of [a layer](crate::DedupLayer::on_arrival).
     pub fn on_arrival(adapter: impl DedupAdapter) -> Deduplicator<OnArrival> {
         Deduplicator::under(adapter)
     }

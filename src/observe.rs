@@ -11,7 +11,7 @@
 //! | field | meaning |
 //! |---|---|
 //! | `outcome` | see below |
-//! | `namespace`, `id` | the first key; `namespace` is its whole namespace, with the value that [`namespace_by`](crate::KeyExtractor::namespace_by) adds; `id` is the id itself with control characters escaped, or the first 16 hex digits of its SHA-256 ([`LogIds`](crate::LogIds)) |
+//! | `namespace`, `id` | the first key; `namespace` is its whole namespace, with the value that [`namespace_by`](crate::KeyExtractor::namespace_by) adds; `id` is the id itself, or the first 16 hex digits of its SHA-256 ([`LogIds`](crate::LogIds)). Control characters and direction marks are escaped |
 //! | `event_type` | the type of the first event, as the sender names it |
 //! | `keys` | the number of keys in the delivery: one of each event, without second identities |
 //! | `attempt`, `takeover` | of a run: see [`Delivery`](crate::Delivery) |

@@ -126,6 +126,11 @@ impl DedupKey {
         hex(&sha256(self.id().as_bytes())[..8])
     }
 
+    /// Returns the namespace as log records show it: it may have the name of a tenant, which comes from outside.
+    pub(crate) fn shown_namespace(&self) -> Cow<'_, str> {
+        escaped(self.namespace())
+    }
+
     /// Returns the id as log records show it.
     pub(crate) fn shown_id(&self) -> Cow<'_, str> {
         if self.is_hashed_in_logs { self.log_id().into() } else { escaped(self.id()) }
@@ -160,7 +165,7 @@ impl Hash for DedupKey {
 
 impl fmt::Debug for DedupKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "DedupKey({} #{})", self.namespace(), self.log_id())
+        write!(f, "DedupKey({} #{})", self.shown_namespace(), self.log_id())
     }
 }
 
@@ -189,10 +194,12 @@ pub(crate) fn event_type(text: &str) -> Option<Arc<str>> {
     fits.then(|| text.into())
 }
 
-/// Returns `true` for control characters, and for those that reorder a line. A text that a terminal shows, and that may
-/// be unverified, has none.
+/// Returns `true` for control characters, and for those that break or reorder a line (Unicode Standard Annex 9). A text
+/// that a terminal shows, and that may be unverified, has none.
 fn is_hidden(char: char) -> bool {
-    char.is_control() || matches!(char, '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+    let is_direction = matches!(char,
+        '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    char.is_control() || is_direction
 }
 
 /// Escapes the hidden characters of an outside text, so that it makes no further line and reorders none.
@@ -492,7 +499,7 @@ mod tests {
     fn shown_id_is_the_id_escaped_or_its_digest() {
         let shown = |id| DedupKey::new("n", id).unwrap().shown_id().into_owned();
         assert_eq!(shown("a b\u{e9}%\\"), "a b\u{e9}%\\");
-        assert_eq!(shown("a\nb\u{202e}\u{1b}"), r"a\nb\u{202e}\u{1b}");
+        assert_eq!(shown("a\nb\u{202e}\u{1b}\u{61c}"), r"a\nb\u{202e}\u{1b}\u{61c}");
         let key = DedupKey::new("n", "abc").unwrap();
         // FIPS 180-4, the one-block example.
         assert_eq!(key.log_id(), "ba7816bf8f01cfea");

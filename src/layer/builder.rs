@@ -115,6 +115,10 @@ impl DedupLayer {
 
     /// Deduplicates on arrival: a key becomes permanent before its handler runs, and an event
     /// whose handler fails is lost.
+    ///
+    /// Where the same events arrive on several routes or servers of a process, use clones of one layer. They alone share
+    /// which claims have no reply yet: any other layer takes the key of such a claim for complete, and the event may be
+    /// lost.
     pub fn on_arrival(
         key: impl IntoKeyExtractor,
         adapter: impl DedupAdapter,

@@ -6,18 +6,19 @@
 //!    find the key free; otherwise the event is lost without a run.
 //! 3. The claim may still be on its way to the store. Once the release has returned, the claim has no effect
 //!    any more, however late it arrives. A release that fails is repeated for 10 min.
-//! 4. From the claim to its reply, or to the end of the release, this process treats the key as in flight where the
-//!    store replies "complete" to another delivery. Another process gets "complete" in that time, and so does this one
-//!    if the runtime of the release has ended; where that matters, use the lease ledger.
+//! 4. From the claim to its reply, or to the end of the release, this ledger treats the key as in flight where the
+//!    store replies "complete" to another delivery. The clones of a layer share their ledger. Another layer or process
+//!    gets "complete" in that time, and so does this one if the runtime of the release has ended; where that matters,
+//!    use the lease ledger.
 //! 5. An event has one identity. A second one would be complete before the key is claimed, and would have to be
 //!    released if the key is not claimed: meanwhile other processes acknowledge an event that nobody runs.
 //!
 //! # Timeline of a claim whose reply is lost
 //!
-//! | step | in this process | a retry of the event |
+//! | step | in this ledger | a retry of the event |
 //! |---|---|---|
 //! | 1 | a slot for the release is reserved, and the claim is sent | runs the handler, if its claim is first |
-//! | 2 | the store completes the key, and its reply is lost | in this process: in flight. In another process: a duplicate, and the event is lost |
+//! | 2 | the store completes the key, and its reply is lost | in this ledger: in flight. In another one: a duplicate, and the event is lost |
 //! | 3 | after `store_timeout`, `releasing` contains the key, and the sender gets 503 | as in step 2 |
 //! | 4 | the release is repeated until the store has executed it | as in step 2 |
 //! | 5 | `releasing` drops the key | runs the handler |

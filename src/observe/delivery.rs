@@ -1,5 +1,6 @@
 //! [`Report`]: the log record and the span of a delivery, or of a [`RunReport`].
 
+use std::borrow::Cow;
 use std::cell::LazyCell;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -61,7 +62,7 @@ impl Report {
             self.span = tracing::info_span!(
                 target: "tower_dedup",
                 "delivery",
-                namespace = namespace(events.first(), meters),
+                namespace = &*namespace(events.first(), meters),
                 id = events.first().map(|event| event.key().shown_id()).as_deref(),
                 outcome = Empty,
                 attempt = Empty,
@@ -97,7 +98,7 @@ impl Report {
                     parent: around(),
                     tracing::Level::$level,
                     outcome = outcome.as_str(),
-                    namespace = namespace(first, meters),
+                    namespace = &*namespace(first, meters),
                     id = first.map(|event| event.key().shown_id()).as_deref(),
                     event_type = first.and_then(Event::event_type),
                     keys = events.len(),
@@ -129,8 +130,8 @@ impl Report {
 }
 
 /// Returns the namespace of a record. That of a key may have a tenant, which no metric has.
-fn namespace<'n>(first: Option<&'n Event>, meters: &'n Meters) -> &'n str {
-    first.map_or(&meters.namespace, |event| event.key().namespace())
+fn namespace<'n>(first: Option<&'n Event>, meters: &'n Meters) -> Cow<'n, str> {
+    first.map_or(Cow::Borrowed(&meters.namespace), |event| event.key().shown_namespace())
 }
 
 fn ms(duration: Duration) -> u64 {

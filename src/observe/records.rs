@@ -25,7 +25,7 @@ macro_rules! records {
                 $(count!($($count)+);)?
                 tracing::$level!(
                     target: "tower_dedup",
-                    $(namespace = &*escaped($key.namespace()), id = &*$key.shown_id(),)?
+                    $(namespace = &*$key.shown_namespace(), id = &*$key.shown_id(),)?
                     $($($fields)+,)?
                     $message
                 );
@@ -65,14 +65,14 @@ records! {
     /// under another id, or two events with the same bytes. `by_namespace` and `by_id` are that identity
     warn same_body(key: &DedupKey, by: &DedupKey) {
         key; "same body: it was handled under another id, and this id stays free",
-        by_namespace = by.namespace(), by_id = &*by.shown_id()
+        by_namespace = &*by.shown_namespace(), by_id = &*by.shown_id()
     }
 
     /// the event is a duplicate by its [second identity](crate::KeyExtractor::second_identity) only, which
     /// `by_namespace` and `by_id` are
     info same_event(key: &DedupKey, by: &DedupKey) {
         key; "same event: it was handled under another id, and this id stays free",
-        by_namespace = by.namespace(), by_id = &*by.shown_id()
+        by_namespace = &*by.shown_namespace(), by_id = &*by.shown_id()
     }
 
     #[count("tower_dedup_mismatches_total", "namespace" => key.counted_namespace())]

@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 use futures_util::future::join_all;
 use sqlx::postgres::PgPoolOptions;
 use tokio::time::timeout;
-use tower_dedup::adapter::contract::{CallTerms, DedupAdapter, Token};
+use tower_dedup::adapter::contract::{CallTerms, DedupAdapter, RenewReply, Token};
 use tower_dedup::adapter::inspect::MaintenanceAdapter;
+use tower_dedup::adapter::{PostgresAdapter, PostgresOptions};
 
 use super::postgres_silence::{
     Build, IN_TIME, STATEMENT_TIMEOUT, WARM, adapter, lease, on_arrival, sound, until,
@@ -116,6 +117,47 @@ async fn abandoned_statement_leaves_the_server_while_the_table_is_locked() {
     assert!(claim("a").await.is_err());
     database.until_sessions("wait_event_type = 'Lock'", 0).await;
     locked.rollback().await.unwrap();
+}
+
+/// Of a service that completes its events in its own transactions, often no other statement waits for the disk: if
+/// renewals and purges that succeed did not count, the adapter would send one statement at a time for ever, and a
+/// connection that falls silent would keep it down.
+#[tokio::test]
+async fn abandoned_renewals_and_purges_are_over_once_one_succeeds() {
+    join_all([true, false].map(async |renews| {
+        let database = Database::fresh().await;
+        let (proxy, pool) = database.proxied(2).await;
+        let options = PostgresOptions::new().statement_timeout(Duration::from_millis(500));
+        let adapter = PostgresAdapter::with_options(pool, options);
+        let terms = || CallTerms::on_completion(Token::random(), MINUTE, MINUTE);
+        let (held, complete, mine) = (dedup_key("held"), dedup_key("complete"), terms());
+        assert_eq!(adapter.claim(&held, &mine).await.unwrap(), FIRST);
+        adapter.claim(&complete, &CallTerms::on_claim(Token::random(), MINUTE)).await.unwrap();
+        let expire = "UPDATE webhook_deliveries SET expires_at = now() - interval '2 h' WHERE id = 'complete'";
+        database.run(expire).await;
+        let mut locked = database.effects.pool().begin().await.unwrap();
+        let lock = "LOCK TABLE webhook_deliveries";
+        sqlx::raw_sql(lock).execute(&mut *locked).await.unwrap();
+        for _ in 0..8 {
+            if renews {
+                assert!(adapter.renew(&held, &mine).await.is_err());
+            } else {
+                let purged = timeout(Duration::from_millis(100), adapter.purge(10)).await;
+                assert!(purged.is_err());
+            }
+        }
+        locked.rollback().await.unwrap();
+        if renews {
+            assert_eq!(adapter.renew(&held, &mine).await.unwrap(), RenewReply::Held);
+        } else {
+            assert_eq!(adapter.purge(10).await.unwrap(), 1);
+        }
+        proxy.silence();
+        let silent = Instant::now();
+        until(async || adapter.claim(&dedup_key("after"), &terms()).await.is_ok()).await;
+        assert!(silent.elapsed() < Duration::from_secs(4), "{:?}, {renews}", silent.elapsed());
+    }))
+    .await;
 }
 
 /// The user's own migration makes the table in a transaction that stays open. Calls that find no table fail in

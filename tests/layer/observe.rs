@@ -516,6 +516,17 @@ fn text_of_a_request_makes_no_further_line_of_a_record_and_reorders_none() {
         let service = DedupLayer::new(key, store()).layer(Handler::default().service());
         send(&service, request("a")).await;
         assert_eq!(log.last("delivery")["error"], r"tenant a\u{202e}\nb was rejected");
+
+        let tenant = "a\u{202e}b\u{200f}c\u{2028}d";
+        let key = by_header().namespace_by(move |_| Some(tenant.to_owned())).content_identity();
+        let service = DedupLayer::new(key, store()).layer(Handler::default().service());
+        send(&service, request("a")).await;
+        send(&service, request("b")).await;
+        let shown = r"a\u{202e}b\u{200f}c\u{2028}d";
+        let record = log.last("same body: it was handled under another id, and this id stays free");
+        assert_eq!(record["namespace"], format!("test:{shown}"));
+        assert_eq!(record["by_namespace"], format!("test.body:{shown}"));
+        assert_eq!(log.last("delivery")["namespace"], format!("test:{shown}"));
     });
 }
 

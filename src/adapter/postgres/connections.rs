@@ -21,7 +21,8 @@
 //! 2. From [`MOST`] on, only one session sends at a time, the *probe*, and the others wait for its end. Those that were
 //!    sending before may be abandoned too. So there are at most as many sessions as this number and the connections,
 //!    and the probe.
-//! 3. A probe waits for as long as the fault has lasted, because one that is abandoned leaves one more session.
+//! 3. A probe waits for as long as there have been so many, because one that is abandoned leaves one more session. If
+//!    its connection falls silent meanwhile, the adapter waits in vain for that long.
 
 use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -341,7 +342,7 @@ pub(super) struct Senders {
 struct Abandoned {
     /// By [`Work`].
     counts: [usize; 3],
-    /// When the first of them was abandoned.
+    /// Since when they are too many.
     since: Option<time::Instant>,
 }
 
@@ -382,14 +383,16 @@ impl Senders {
     fn abandoned_one(&self, work: Work) {
         let mut abandoned = self.abandoned();
         abandoned.counts[work as usize] += 1;
-        abandoned.since.get_or_insert_with(time::Instant::now);
+        if abandoned.are_too_many() {
+            abandoned.since.get_or_insert_with(time::Instant::now);
+        }
     }
 
     /// Notes that a statement has succeeded: no statement that may wait for no more than this one is held up any longer.
     pub(super) fn succeeded(&self, work: Work) {
         let mut abandoned = self.abandoned();
         abandoned.counts[..=work as usize].fill(0);
-        if abandoned.counts == [0; 3] {
+        if !abandoned.are_too_many() {
             abandoned.since = None;
         }
     }
@@ -436,5 +439,20 @@ mod tests {
             let bound = waiting.await.bound(SECOND);
             assert_eq!(bound, if is_over { SECOND } else { 60 * SECOND }, "{lost:?}");
         }
+    }
+
+    /// Otherwise a connection that falls silent would keep the service down for all these days.
+    #[tokio::test(start_paused = true)]
+    async fn a_probe_waits_no_longer_than_there_were_too_many_abandoned_statements() {
+        let senders = Senders::new(1, SECOND);
+        for _ in 0..MOST {
+            time::advance(86_400 * SECOND).await;
+            senders.abandoned_one(Work::DurableWrite);
+        }
+        let bound = senders.permission(Sender::Batch).await.bound(SECOND);
+        assert_eq!(bound, 12 * SECOND);
+        time::advance(60 * SECOND).await;
+        let bound = senders.permission(Sender::Batch).await.bound(SECOND);
+        assert_eq!(bound, 60 * SECOND);
     }
 }

@@ -31,6 +31,9 @@ impl MaintenanceAdapter for PostgresAdapter {
                 store.fetch(LONG_WRITE, &store.statements(Wait::Briefly).purge, &bind).await;
             let count =
                 purged.and_then(|it| it.rows.first().map_or(Ok(0), |row| row.count("count")));
+            if count.as_ref().is_ok_and(|count| *count > 0) {
+                store.connections.senders.succeeded(Work::DurableWrite);
+            }
             count.map_err(|error| store_error("purging", error))
         })
     }

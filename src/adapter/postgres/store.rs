@@ -346,9 +346,10 @@ impl<'c> Session<'c> {
         if kind.is_claim() {
             self.store.connections.replanner.note_rows(returned.len());
         }
-        // A statement that writes nothing waits for no disk and no standby. A renewal also returns rows that it has not
-        // written.
-        if kind != Kind::Renew && !returned.is_empty() && matches!(self.link, Link::Own(_)) {
+        // A statement that writes nothing waits for no disk and no standby. A renewal also returns rows that it has
+        // passed over.
+        let is_written = |row: &PgRow| kind != Kind::Renew || matches!(row.try_get(1), Ok(false));
+        if returned.iter().any(is_written) && matches!(self.link, Link::Own(_)) {
             self.store.connections.senders.succeeded(work(kind));
         }
         if kind == Kind::Renew {
