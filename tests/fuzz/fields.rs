@@ -75,18 +75,18 @@ fn composed_key() {
             }
             let parts = values.iter().cloned().map(|value| part(value).optional());
             let request = Request::post("/").body("").unwrap();
-            let id = read(parts.reduce(KeyPart::and).unwrap(), request).unwrap();
+            let id = read(&parts.reduce(KeyPart::and).unwrap(), request).unwrap();
             let is_present = values.iter().any(Option::is_some);
             assert_eq!(id, is_present.then(|| stored_id(&composed(&values))));
             // The first value that is present, and all values without `optional`.
             let any = values.iter().cloned().map(part).reduce(KeyPart::or).unwrap();
             let request = Request::post("/").body("").unwrap();
             let first = values.iter().flatten().next();
-            assert_eq!(read(any, request), Ok(first.map(|value| stored_id(value))));
+            assert_eq!(read(&any, request), Ok(first.map(|value| stored_id(value))));
             let all = values.iter().cloned().map(part).reduce(KeyPart::and).unwrap();
             let request = Request::post("/").body("").unwrap();
             let is_whole = values.iter().all(Option::is_some);
-            assert_eq!(read(all, request), Ok(id.clone().filter(|_| is_whole)));
+            assert_eq!(read(&all, request), Ok(id.clone().filter(|_| is_whole)));
             ids.push((values, id));
         }
         let [(one, id_of_one), (other, id_of_other)] = &ids[..] else { unreachable!() };

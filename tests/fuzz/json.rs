@@ -204,7 +204,7 @@ fn json_pointer() {
         let plain = input.0.strip_prefix(b"\xef\xbb\xbf").unwrap_or(input.0);
         let request = || Request::post("/").body(body.clone()).unwrap();
         let results =
-            [one.clone(), other.clone(), one.and(other)].map(|part| read(part, request()));
+            [one.clone(), other.clone(), one.and(other)].map(|part| read(&part, request()));
         if let Ok(tree) = serde_json::from_slice::<Tree>(plain) {
             let (one, other) = (id_at(&tree, &of_one), id_at(&tree, &of_other));
             let expected = [one.clone(), other.clone(), both(one, other)];

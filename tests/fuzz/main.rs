@@ -9,32 +9,15 @@ mod fuzz;
 mod input;
 mod json;
 mod presets;
+#[allow(dead_code, reason = "`tests/keys` uses the others")]
+#[path = "../keys/requests.rs"]
+mod requests;
 #[path = "../support/secrets.rs"]
 mod secrets;
 mod stored;
 mod verify;
 
-use bytes::Bytes;
-use http::Request;
-use tower_dedup::KeyErrorKind;
-use tower_dedup::key::{Extracted, KeyPart, RequestRef};
-
-/// An id, nothing, or the reason why it is malformed.
-type ReadId = Result<Option<String>, KeyErrorKind>;
-
-/// Returns the id that a part reads from a request.
-fn read<B: Into<Bytes>>(part: KeyPart, request: Request<B>) -> ReadId {
-    let (head, body) = request.into_parts();
-    match part.namespace("n").extract(&RequestRef::new(&head, &body.into())) {
-        Ok(Extracted::Keys(keys)) => {
-            let [event] = keys.events() else { panic!("not one event: {keys:?}") };
-            Ok(Some(event.key().id().to_owned()))
-        }
-        Ok(Extracted::Missing) => Ok(None),
-        Ok(other) => panic!("{other:?}"),
-        Err(error) => Err(error.kind()),
-    }
-}
+use requests::{ReadId, read, sha256};
 
 /// Returns `true` for a text without a visible character, or with characters of which a terminal shows none.
 fn is_blank(text: &str) -> bool {
@@ -52,12 +35,7 @@ fn is_blank(text: &str) -> bool {
 
 /// Returns a text as an id: a reference for the rule that a long id is hashed.
 fn stored_id(text: &str) -> String {
-    use sha2::{Digest, Sha256};
-
-    if text.len() <= 255 {
-        return text.to_owned();
-    }
-    Sha256::digest(text).iter().map(|byte| format!("{byte:02x}")).collect()
+    if text.len() <= 255 { text.to_owned() } else { sha256(text.as_bytes()) }
 }
 
 /// Returns the id of a list of parts: `%` and `|` escaped, joined by `|`.

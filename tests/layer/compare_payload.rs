@@ -225,15 +225,18 @@ fn comparing(
     open: OnUnavailable,
     handler: &Handler,
 ) -> (Comparing, DedupHandle) {
-    let (compared, bound) = (key::body_digest(), Duration::from_millis(50));
+    let store = Arc::clone(store);
+    macro_rules! layered {
+        ($layer:expr) => {{
+            let layer = $layer.store_timeout(Duration::from_millis(50)).on_unavailable(open);
+            let layer = layer.compare_payload(key::body_digest(), OnMismatch::Refuse);
+            (BoxCloneSyncService::new(layer.layer(handler.service())), layer.handle())
+        }};
+    }
     if on_arrival {
-        let layer = DedupLayer::on_arrival(by_word(), Arc::clone(store)).store_timeout(bound);
-        let layer = layer.compare_payload(compared, OnMismatch::Refuse).on_unavailable(open);
-        (BoxCloneSyncService::new(layer.layer(handler.service())), layer.handle())
+        layered!(DedupLayer::on_arrival(by_word(), store))
     } else {
-        let layer = DedupLayer::new(by_word(), Arc::clone(store)).store_timeout(bound);
-        let layer = layer.compare_payload(compared, OnMismatch::Refuse).on_unavailable(open);
-        (BoxCloneSyncService::new(layer.layer(handler.service())), layer.handle())
+        layered!(DedupLayer::new(by_word(), store))
     }
 }
 

@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 use tower::Layer;
-use tower_dedup::adapter::contract::{CallTerms, ClaimReply, DedupAdapter, Token};
+use tower::util::BoxCloneSyncService;
+use tower_dedup::adapter::contract::{ClaimReply, DedupAdapter};
 use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
 use tower_dedup::ledger::OnArrival;
 use tower_dedup::testing::{Fault, StoreCall};
@@ -17,7 +18,7 @@ use crate::hooked::Hooked;
 use crate::support::log::Log;
 use crate::support::{
     FaultyStore, Handler, answered, by_header, dedup_key, faulty_memory as store, request, result,
-    send, spawn_send, state, until,
+    send, spawn_send, state, terms, until,
 };
 
 const SOON: Duration = Duration::from_millis(100);
@@ -28,6 +29,26 @@ fn lease(store: &FaultyStore) -> DedupLayer {
 
 fn arrival(store: &FaultyStore) -> DedupLayer<OnArrival> {
     DedupLayer::on_arrival(by_header(), Arc::clone(store)).store_timeout(SOON)
+}
+
+/// A layer of either ledger with these settings and a short lease, around a handler: the service, and its handle.
+macro_rules! either {
+    ($on_arrival:expr, $store:expr, |$layer:ident| $set:expr, $handler:expr) => {{
+        let (key, store) = (by_header(), Arc::clone(&$store));
+        if $on_arrival {
+            let $layer = DedupLayer::on_arrival(key, store).store_timeout(SOON);
+            let layer = $set;
+            (BoxCloneSyncService::new(layer.layer($handler.service())), layer.handle())
+        } else {
+            let $layer = DedupLayer::new(key, store).store_timeout(SOON).lease(SOON);
+            let layer = $set;
+            (BoxCloneSyncService::new(layer.layer($handler.service())), layer.handle())
+        }
+    }};
+}
+
+async fn drained(handle: &DedupHandle) {
+    tokio::time::timeout(Duration::from_secs(20), handle.drain()).await.expect("drained");
 }
 
 async fn becomes_complete(store: &FaultyStore, id: &str) {
@@ -84,38 +105,24 @@ async fn store_that_fails_hangs_or_loses_its_reply_is_503_in_time() {
     }
 }
 
-/// The store executed a claim, and its reply was lost. The layer releases the claim
-/// by its token. The retry runs before the lease of 60 s lapses.
+/// The store executed a claim, and its reply was lost. The layer releases the claim by its token, and the retry runs:
+/// before the lease of 60 s lapses, and on arrival in place of a duplicate of a run that never happened.
 #[tokio::test(start_paused = true)]
 async fn claim_whose_reply_was_lost_does_not_block_its_key() {
-    let (store, handler) = (store(), Handler::default());
-    let layer = lease(&store).on_in_flight(tower_dedup::OnInFlight::Reject);
-    let (handle, service) = (layer.handle(), layer.layer(handler.service()));
-    store.set(StoreCall::Claim, Fault::LoseReply);
-    assert_eq!(send(&service, request("a")).await.status(), 503);
-    store.set(StoreCall::Claim, Fault::None);
-    // The drain ends after the claim was released.
-    tokio::time::timeout(Duration::from_secs(20), handle.drain()).await.expect("released");
-    assert_eq!(send(&service, request("a")).await.status(), 200);
-    assert_eq!(handler.runs(), 1);
-    assert!(!handler.last().is_takeover(), "released, not lapsed");
-}
-
-/// An on-arrival claim is released if its sender got 503. Otherwise the retry would be a duplicate
-/// of a run that never happened.
-#[tokio::test(start_paused = true)]
-async fn on_arrival_claim_whose_reply_was_lost_does_not_lose_its_event() {
-    let (store, handler) = (store(), Handler::default());
-    let layer = arrival(&store);
-    let (handle, service) = (layer.handle(), layer.layer(handler.service()));
-    store.set(StoreCall::Claim, Fault::LoseReply);
-    assert_eq!(send(&service, request("a")).await.status(), 503);
-    store.set(StoreCall::Claim, Fault::None);
-    // The drain ends after the claim was released.
-    tokio::time::timeout(Duration::from_secs(20), handle.drain()).await.expect("undone");
-    let retry = send(&service, request("a")).await;
-    assert_eq!(answered(&retry), (200, None));
-    assert_eq!(handler.runs(), 1);
+    let store = store();
+    for on_arrival in [false, true] {
+        let handler = Handler::default();
+        let (service, handle) = either!(on_arrival, store, |layer| layer, handler);
+        let id = on_arrival.to_string();
+        store.set(StoreCall::Claim, Fault::LoseReply);
+        assert_eq!(send(&service, request(&id)).await.status(), 503);
+        store.set(StoreCall::Claim, Fault::None);
+        // The drain ends after the claim was released.
+        drained(&handle).await;
+        assert_eq!(answered(&send(&service, request(&id)).await), (200, None));
+        assert_eq!(handler.runs(), 1);
+        assert!(!handler.last().is_takeover(), "released, not lapsed");
+    }
 }
 
 /// After success the answer is the handler's. The completion is repeated in the background. Until
@@ -136,17 +143,13 @@ async fn success_is_answered_even_if_the_store_goes_away() {
             // stored.
             tokio::time::sleep(Duration::from_millis(150)).await;
             assert_eq!(result(&send(&service, request("a")).await), Some("duplicate"));
-            let minute = Duration::from_secs(60);
-            let other = CallTerms::on_completion(Token::random(), minute, Duration::ZERO);
-            let claimed = store.get_ref().claim(&dedup_key("a"), &other).await.unwrap();
-            assert!(
-                !matches!(claimed, ClaimReply::First { .. }),
-                "{fault:?}: another process may not run it"
-            );
+            let claimed = store.get_ref().claim(&dedup_key("a"), &terms()).await.unwrap();
+            let is_first = matches!(claimed, ClaimReply::First { .. });
+            assert!(!is_first, "{fault:?}: another process may not run it");
         }
         store.set(StoreCall::Complete, Fault::None);
         becomes_complete(&store, "a").await;
-        tokio::time::timeout(Duration::from_secs(20), handle.drain()).await.expect("drained");
+        drained(&handle).await;
         assert_eq!(handler.runs(), 1);
     }
 }
@@ -173,24 +176,19 @@ async fn on_arrival_store_gets_no_call_after_the_handler() {
 #[tokio::test(start_paused = true)]
 async fn fail_open_runs_unprotected_and_completes_when_the_store_is_back() {
     for fault in [Fault::Fail, Fault::Hang, Fault::LoseReply] {
-        let (store, handler) = (store(), Handler::default());
-        let layer = lease(&store).on_unavailable(OnUnavailable::FailOpen);
-        let (handle, service) = (layer.handle(), layer.layer(handler.service()));
-        store.set_all(fault);
-        assert_eq!(send(&service, request("a")).await.status(), 200);
-        assert!(handler.last().is_unprotected());
-        store.set_all(Fault::None);
-        tokio::time::timeout(Duration::from_secs(20), handle.drain()).await.expect("drained");
-        assert_eq!(state(&store, "a").await, Some(KeyState::Complete), "{fault:?}");
-        assert_eq!(result(&send(&service, request("a")).await), Some("duplicate"));
-
-        let layer = arrival(&store).on_unavailable(OnUnavailable::FailOpen);
-        let (handle, service) = (layer.handle(), layer.layer(handler.service()));
-        store.set_all(fault);
-        assert_eq!(send(&service, request("b")).await.status(), 200);
-        store.set_all(Fault::None);
-        tokio::time::timeout(Duration::from_secs(20), handle.drain()).await.expect("drained");
-        assert_eq!(state(&store, "b").await, Some(KeyState::Complete), "{fault:?}");
+        for on_arrival in [false, true] {
+            let (store, handler) = (store(), Handler::default());
+            let open = OnUnavailable::FailOpen;
+            let layer = either!(on_arrival, store, |layer| layer.on_unavailable(open), handler);
+            let (service, handle) = layer;
+            store.set_all(fault);
+            assert_eq!(send(&service, request("a")).await.status(), 200);
+            assert!(handler.last().is_unprotected());
+            store.set_all(Fault::None);
+            drained(&handle).await;
+            assert_eq!(state(&store, "a").await, Some(KeyState::Complete), "{fault:?}");
+            assert_eq!(result(&send(&service, request("a")).await), Some("duplicate"));
+        }
     }
 }
 
@@ -261,9 +259,7 @@ async fn handler_that_blocks_its_thread_keeps_its_lease() {
     let service = lease(&store).lease(Duration::from_millis(900)).layer(blocking);
     let run = spawn_send(&service, request("a"));
     until(|| store.calls(StoreCall::Renew) >= 3).await;
-    let minute = Duration::from_secs(60);
-    let twin = CallTerms::on_completion(Token::random(), minute, Duration::ZERO);
-    let twin = store.get_ref().claim(&dedup_key("a"), &twin).await.unwrap();
+    let twin = store.get_ref().claim(&dedup_key("a"), &terms()).await.unwrap();
     assert_eq!(twin, ClaimReply::InFlight);
     release.send(()).unwrap();
     assert_eq!(run.await.unwrap(), 200);
@@ -305,13 +301,8 @@ async fn lost_lease_is_reported_and_undoes_nothing() {
         let late = tokio::spawn(async move { send(&service, request("a")).await.status() });
         handler.running(1).await;
         store.get_ref().advance(Duration::from_secs(1));
-        let taker = CallTerms::on_completion(
-            Token::random(),
-            Duration::from_secs(60),
-            Duration::from_secs(60),
-        );
         let keys = dedup_key("a");
-        let taken = store.get_ref().claim(&keys, &taker).await.unwrap();
+        let taken = store.get_ref().claim(&keys, &terms()).await.unwrap();
         assert_eq!(taken, ClaimReply::first(2, true));
         assert!(!handler.last().lease_lost());
         store.set(StoreCall::Renew, Fault::None);
@@ -319,12 +310,8 @@ async fn lost_lease_is_reported_and_undoes_nothing() {
         until(|| delivery.lease_lost()).await;
         handler.release();
         assert_eq!(late.await.unwrap(), status);
-        let entry = store.get(&keys).await.unwrap().unwrap();
-        if status == 200 {
-            assert!(matches!(entry.state, KeyState::Complete), "{entry:?}");
-        } else {
-            assert!(matches!(entry.state, KeyState::InFlight), "{entry:?}");
-        }
+        let kept = if status == 200 { KeyState::Complete } else { KeyState::InFlight };
+        assert_eq!(state(&store, "a").await, Some(kept));
     }
 }
 
@@ -346,7 +333,7 @@ async fn adapter_that_panics_is_a_store_that_fails() {
     until(|| store.calls(StoreCall::Renew) >= renewed + 4).await;
     assert_eq!(result(&send(&service, request("a")).await), Some("duplicate"));
     store.set(StoreCall::Complete, Fault::None);
-    tokio::time::timeout(Duration::from_secs(20), handle.drain()).await.expect("drained");
+    drained(&handle).await;
     assert_eq!(state(&store, "a").await, Some(KeyState::Complete));
     assert_eq!((handle.running(), handle.pending_writes(), handler.runs()), (0, 0, 1));
 }
@@ -367,23 +354,15 @@ async fn retry_during_a_release_is_never_200() {
     }
     assert_eq!(handle.pending_writes(), 1);
     store.set(StoreCall::Release, Fault::None);
-    tokio::time::timeout(Duration::from_secs(20), handle.drain()).await.expect("undone");
+    drained(&handle).await;
     assert_eq!(result(&send(&service, request("a")).await), None);
     assert_eq!(handler.runs(), 1);
 }
 
-/// Sends one delivery to a layer of each ledger. Returns its status, and the layer's handle.
+/// Sends one delivery to a layer of either ledger. Returns its status, and the layer's handle.
 async fn delivered<A: DedupAdapter>(store: &Arc<A>, on_arrival: bool) -> (u16, DedupHandle) {
-    let handler = Handler::default();
-    let (answer, handle) = if on_arrival {
-        let layer = DedupLayer::on_arrival(by_header(), Arc::clone(store)).store_timeout(SOON);
-        (send(&layer.clone().layer(handler.service()), request("a")).await, layer.handle())
-    } else {
-        let layer = DedupLayer::new(by_header(), Arc::clone(store)).store_timeout(SOON);
-        let layer = layer.lease(SOON);
-        (send(&layer.clone().layer(handler.service()), request("a")).await, layer.handle())
-    };
-    (answer.status().as_u16(), handle)
+    let (service, handle) = either!(on_arrival, store, |layer| layer, Handler::default());
+    (send(&service, request("a")).await.status().as_u16(), handle)
 }
 
 /// How many releases fail: the delivery's own one, and repetitions.
@@ -461,7 +440,7 @@ async fn unprotected_failure_leaves_no_claim_behind() {
     store.set(StoreCall::Claim, Fault::LoseReply);
     assert_eq!(send(&service, request("a")).await.status(), 500);
     store.set(StoreCall::Claim, Fault::None);
-    tokio::time::timeout(Duration::from_secs(20), handle.drain()).await.expect("released");
+    drained(&handle).await;
     assert_eq!(state(&store, "a").await, Some(KeyState::Released));
 }
 
@@ -539,20 +518,11 @@ async fn background_write_is_recorded_as_what_it_did() {
         let (log, _guard) = Log::of_this_thread();
         let (store, handler) = (store(), Handler::default().then(handled));
         store.set(call, fault);
-        let (answer, handle) = if is_arrival {
-            let layer = if fault == Fault::Fail {
-                arrival(&store).on_unavailable(OnUnavailable::FailOpen)
-            } else {
-                arrival(&store)
-            };
-            let handle = layer.handle();
-            (send(&layer.layer(handler.service()), request("a")).await, handle)
-        } else {
-            let layer = lease(&store);
-            let handle = layer.handle();
-            (send(&layer.layer(handler.service()), request("a")).await, handle)
-        };
-        assert_eq!(answer.status().as_u16(), status);
+        let opens = is_arrival && fault == Fault::Fail;
+        let policy = if opens { OnUnavailable::FailOpen } else { OnUnavailable::FailClosed };
+        let layer = either!(is_arrival, store, |layer| layer.on_unavailable(policy), handler);
+        let (service, handle) = layer;
+        assert_eq!(send(&service, request("a")).await.status(), status);
         store.set_all(Fault::None);
         handle.drain().await;
         let records = log.beginning("");

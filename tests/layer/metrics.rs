@@ -78,7 +78,12 @@ fn pending_writes_gauge_counts_completions_and_releases_in_the_background() {
         store.set(StoreCall::Complete, Fault::None);
         store.set(StoreCall::Release, Fault::None);
         handle.drain().await;
-        assert_eq!(change(&snapshotter, PENDING), -2.0);
+        let sums = measured(&snapshotter);
+        assert_eq!(value(&sums, PENDING, &["test"]), -2.0);
+        for call in ["complete", "release"] {
+            let ended = value(&sums, "tower_dedup_background_total", &[call, "ok"]);
+            assert_eq!(ended, 1.0, "{call}");
+        }
     });
 }
 

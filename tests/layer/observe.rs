@@ -21,7 +21,7 @@ use tower_dedup::{
 use crate::support::log::Log;
 use crate::support::{
     FIRST, Handler, by_header, dedup_key, faulty_memory as store, on_claim, request, request_to,
-    send, spawn_send, terms,
+    send, terms,
 };
 
 /// Runs on one thread whose clock advances by itself, with a log and metrics of its own. Every metric has to be
@@ -245,33 +245,6 @@ fn every_outcome_has_its_record_and_its_metrics() {
             is(&log.last(differs), "id", "f");
             is(&log.last(differs), "level", "WARN");
         }
-    });
-}
-
-#[test]
-fn lost_lease_and_a_write_in_the_background_are_reported() {
-    observed(async |log, snapshotter| {
-        let (store, handler) = (store(), Handler::default());
-        let layer = DedupLayer::new(by_header(), Arc::clone(&store));
-        let layer = layer.store_timeout(Duration::from_millis(50));
-        let (handle, service) = (layer.handle(), layer.layer(handler.service()));
-        store.set(StoreCall::Complete, Fault::Fail);
-        send(&service, request("late")).await;
-        store.set(StoreCall::Complete, Fault::None);
-        handle.drain().await;
-        assert_eq!(log.last("completed in the background")["operation"], "complete");
-
-        handler.hold();
-        let losing = spawn_send(&service, request("lost"));
-        handler.running(1).await;
-        store.get_ref().advance(Duration::from_secs(61));
-        store.claim(&dedup_key("lost"), &terms()).await.unwrap();
-        handler.release();
-        losing.await.unwrap();
-        assert!(handler.last().lease_lost());
-        let sums = measured(&snapshotter);
-        assert_eq!(value(&sums, "tower_dedup_background_total", &["complete", "ok"]), 1.0);
-        assert_eq!(value(&sums, "tower_dedup_leases_lost_total", &["test"]), 1.0);
     });
 }
 

@@ -17,7 +17,7 @@ use tower_dedup::{
 };
 
 use crate::support::log::Log;
-use crate::support::{memory as store, result, rows};
+use crate::support::{memory as store, result};
 
 /// Collects the log records of this thread while `run` runs.
 fn logged(run: impl AsyncFnOnce()) -> Log {
@@ -123,20 +123,6 @@ fn layer_applied_twice_runs_its_handler_and_warns_once() {
     assert_eq!(levels(&log, NESTED), ["WARN"]);
     let log = logged(async || twice(DedupLayer::new(provider::STRIPE, store())).await);
     assert_eq!(levels(&log, NESTED), ["WARN"]);
-}
-
-#[test]
-fn layers_of_other_namespaces_do_not_pass_each_other_through() {
-    let log = logged(async || {
-        let (runs, store) = (Runs::default(), store());
-        let dedup =
-            |namespace| DedupLayer::new(key::json("/id").namespace(namespace), Arc::clone(&store));
-        let app = Router::new().route("/apart", runs.route()).layer(dedup("inner"));
-        let app = app.layer(dedup("outer"));
-        assert_eq!(deliver(&app, "/apart", "apart").await, handled());
-        assert_eq!((runs.count(), rows(&store).await), (1, 2));
-    });
-    assert!(levels(&log, NESTED).is_empty());
 }
 
 #[test]

@@ -7,12 +7,11 @@ use std::time::Duration;
 use http::{Request, Response, StatusCode};
 use tower::{Layer, service_fn};
 use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
-use tower_dedup::{DedupLayer, Disposition, OnInFlight};
+use tower_dedup::{DedupLayer, Disposition};
 
 use crate::support::ledgers::Inner;
 use crate::support::{
-    Body, Handler, answered, by_header, dedup_key, memory as store, request, result, send,
-    spawn_send, state, until,
+    Body, answered, by_header, dedup_key, memory as store, request, result, send, state,
 };
 
 /// A handler that answers this status with this disposition, and counts its runs.
@@ -97,24 +96,4 @@ async fn handler_past_its_timeout_is_dropped_answered_504_and_run_by_the_retry()
     assert_eq!(answered(&retry), (200, None));
     assert_eq!(state(&store, "a").await, Some(KeyState::Complete));
     assert_eq!(runs.load(Ordering::SeqCst), 2);
-}
-
-/// The timeout ends a hanging delivery. The delivery that waits for it then runs the event.
-#[tokio::test(start_paused = true)]
-async fn handler_timeout_wakes_a_waiting_delivery() {
-    let (store, handler) = (store(), Handler::default());
-    handler.hold();
-    let layer = DedupLayer::new(by_header(), store)
-        .on_in_flight(OnInFlight::Wait(Duration::from_secs(60)))
-        .handler_timeout(Duration::from_millis(300));
-    let (handle, service) = (layer.handle(), layer.layer(handler.service()));
-    let deliver = || spawn_send(&service, request("a"));
-    let first = deliver();
-    handler.running(1).await;
-    let second = deliver();
-    until(|| handle.waiting() == 1).await;
-    assert_eq!(first.await.unwrap(), StatusCode::GATEWAY_TIMEOUT);
-    handler.release();
-    assert_eq!(second.await.unwrap(), StatusCode::OK);
-    assert_eq!((handler.runs(), handler.last().attempt()), (2, 2));
 }

@@ -23,9 +23,6 @@ pub(crate) enum Call {
     Get(usize),
     Forget(usize),
     Purge(u32),
-    Count,
-    /// Advances the time by this many steps.
-    Advance(u32),
 }
 
 /// Numbers of keys, ascending.
@@ -54,8 +51,6 @@ impl fmt::Debug for Call {
             Self::Get(key) => write!(f, "get {key}"),
             Self::Forget(key) => write!(f, "forget {key}"),
             Self::Purge(limit) => write!(f, "purge at most {limit}"),
-            Self::Count => write!(f, "count"),
-            Self::Advance(steps) => write!(f, "{steps} steps pass"),
         }
     }
 }
@@ -70,26 +65,26 @@ impl fmt::Debug for Terms {
     }
 }
 
+/// Mostly one key. The strategies below choose by a number: each level of `prop_oneof!` copies its generator for each
+/// alternative, and the generation of a schedule takes longer than its calls then.
 fn some_keys(of: usize) -> impl Strategy<Value = Keys> {
-    let of_mask = move |mask: u8| (0..of).filter(|place| mask >> place & 1 == 1).collect();
-    // Most calls have one key.
-    prop_oneof![
-        3 => (0..of).prop_map(|place| vec![place]),
-        1 => (1_u8..1 << of).prop_map(of_mask),
-    ]
+    (0..4, 0..of, 1_u8..1 << of).prop_map(move |(choice, place, mask)| match choice {
+        0..3 => vec![place],
+        _ => (0..of).filter(|place| mask >> place & 1 == 1).collect(),
+    })
 }
 
 fn terms() -> impl Strategy<Value = Terms> {
-    let retention = prop_oneof![
-        8 => 1_u32..6,
-        1 => Just(0),
-        1 => Just(FOR_EVER),
-    ];
-    let lease = prop_oneof![
-        8 => 1_u32..4,
-        1 => Just(0),
-        1 => 6_u32..10,
-    ];
+    let retention = (0..10, 1_u32..6).prop_map(|(choice, steps)| match choice {
+        0..8 => steps,
+        8 => 0,
+        _ => FOR_EVER,
+    });
+    let lease = (0..10, 1_u32..4, 6_u32..10).prop_map(|(choice, short, long)| match choice {
+        0..8 => short,
+        8 => 0,
+        _ => long,
+    });
     (1_u8..4, retention, lease, prop::option::of(0_u8..2), any::<bool>()).prop_map(
         |(token, retention, lease, payload, fetches)| Terms {
             token,
@@ -101,32 +96,19 @@ fn terms() -> impl Strategy<Value = Terms> {
     )
 }
 
-/// A call whose replies the check can compare key by key, whatever else runs.
-pub(crate) fn asked(of: usize) -> impl Strategy<Value = Call> {
-    let asked = move || (some_keys(of), terms());
-    prop_oneof![
-        3 => asked().prop_map(|(keys, terms)| Call::ClaimAtOnce(keys, terms)),
-        2 => asked().prop_map(|(keys, terms)| Call::ReleaseAtOnce(keys, terms)),
-        6 => asked().prop_map(|(keys, terms)| Call::Claim(keys, terms)),
-        3 => asked().prop_map(|(keys, terms)| Call::Renew(keys, terms)),
-        4 => asked().prop_map(|(keys, terms)| Call::Complete(keys, terms)),
-        3 => asked().prop_map(|(keys, terms)| Call::Release(keys, terms)),
-        2 => (0..of).prop_map(Call::Get),
-        1 => (0..of).prop_map(Call::Forget),
-    ]
-}
-
-pub(crate) fn purge() -> impl Strategy<Value = Call> {
-    prop_oneof![1_u32..4, Just(100)].prop_map(Call::Purge)
-}
-
-/// Calls that follow each other.
-pub(crate) fn sequence() -> impl Strategy<Value = Vec<Call>> {
-    let call = prop_oneof![
-        25 => asked(KEYS),
-        2 => purge(),
-        2 => Just(Call::Count),
-        5 => (1_u32..4).prop_map(Call::Advance),
-    ];
-    prop::collection::vec(call, 1..60)
+/// A call: `purges` in `24 + purges` are purges. The replies to the others can be compared key by key, whatever else
+/// runs.
+pub(crate) fn call(of: usize, purges: u32) -> impl Strategy<Value = Call> {
+    let asked = (0..24 + purges, some_keys(of), terms(), 1_u32..4, 0..of, any::<bool>());
+    asked.prop_map(|(choice, keys, terms, limit, key, all)| match choice {
+        0..6 => Call::Claim(keys, terms),
+        6..10 => Call::Complete(keys, terms),
+        10..13 => Call::Release(keys, terms),
+        13..16 => Call::Renew(keys, terms),
+        16..19 => Call::ClaimAtOnce(keys, terms),
+        19..21 => Call::ReleaseAtOnce(keys, terms),
+        21..23 => Call::Get(key),
+        23 => Call::Forget(key),
+        _ => Call::Purge(if all { 100 } else { limit }),
+    })
 }

@@ -52,14 +52,6 @@ impl Row {
         self.expires_at <= now && !self.is_leased(now)
     }
 
-    /// Returns `true` if a purge removes the row. It expired a step ago, and a longer lease lapsed
-    /// a step ago.
-    pub(crate) fn is_purged(&self, now: u32) -> bool {
-        let is_past = |at: u32| at.saturating_add(1) <= now;
-        is_past(self.expires_at)
-            && (self.complete || self.token.is_none() || is_past(self.lease_until))
-    }
-
     fn duplicate(&self, terms: Terms, now: u32) -> Reply {
         Reply::Duplicate(now - self.first_seen_at, terms.fetches.then_some(self.payload))
     }
@@ -219,9 +211,7 @@ fn contract(call: &Call, stored: Option<Row>, now: u32) -> (Reply, Option<Row>) 
             Some(row) if row.is_leased(now) => (Reply::Forgotten(ForgetReply::InFlight), Some(row)),
             Some(_) => (Reply::Forgotten(ForgetReply::Removed), None),
         },
-        (Call::Purge(_) | Call::Count | Call::Advance(_), _) => {
-            unreachable!("these calls have no key")
-        }
+        (Call::Purge(_), _) => unreachable!("a purge has no key"),
     }
 }
 

@@ -18,19 +18,11 @@ pub(crate) const STEP: Duration = PURGE_GRACE;
 
 const MOST_TRIES: usize = 20;
 
-/// The reply to a call.
-#[derive(Debug)]
-pub(crate) enum Replies {
-    /// The reply for each key.
-    Keys(Vec<(usize, Reply)>),
-    /// The number of rows that were purged or counted.
-    Number(u64),
-}
-
+/// Makes a call. Returns the reply for each key; a purge has none.
 pub(crate) async fn execute<A: MaintenanceAdapter>(
     adapter: &A,
     call: &Call,
-) -> Result<Replies, String> {
+) -> Result<Vec<(usize, Reply)>, String> {
     fn text(error: impl Debug) -> String {
         format!("{error:?}")
     }
@@ -80,20 +72,14 @@ pub(crate) async fn execute<A: MaintenanceAdapter>(
             (vec![*place], vec![Reply::Forgotten(forgotten)])
         }
         Call::Purge(limit) => {
-            let purged = adapter.purge(*limit).await.map_err(text)?;
-            return Ok(Replies::Number(purged));
+            adapter.purge(*limit).await.map_err(text)?;
+            return Ok(Vec::new());
         }
-        Call::Count => {
-            let stats = adapter.stats().await.map_err(text)?;
-            assert!(stats.is_exact, "{stats:?}");
-            return Ok(Replies::Number(stats.rows));
-        }
-        Call::Advance(_) => unreachable!("no store is asked for that"),
     };
     if replies.len() != places.len() {
         return Err(format!("{} replies", replies.len()));
     }
-    Ok(Replies::Keys(places.into_iter().zip(replies).collect()))
+    Ok(places.into_iter().zip(replies).collect())
 }
 
 /// Claims the keys at the same time. A claim that may hold a row which another call holds open is of unknown outcome: it

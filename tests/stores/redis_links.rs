@@ -36,13 +36,21 @@ fn disconnect(server: &Server) {
     let _ = server.ask::<()>(&["CLIENT", "KILL", "TYPE", "normal"]);
 }
 
-/// Returns a proxy before the server, and an adapter behind it. Its connection is open, and the server knows the scripts.
-async fn proxied(server: &Server) -> (Proxy, Arc<RedisAdapter>) {
+/// Returns a server, and an adapter that is connected to it.
+async fn served() -> (Server, Arc<RedisAdapter>) {
+    let server = Server::start();
+    let adapter = connect(&server.url()).await;
+    (server, adapter)
+}
+
+/// Returns a server, a proxy before it, and an adapter behind it. Its connection is open, and the server knows the scripts.
+async fn proxied() -> (Server, Proxy, Arc<RedisAdapter>) {
+    let server = Server::start();
     let proxy = Proxy::to("127.0.0.1", server.port()).await;
     let adapter = connect(&format!("redis://127.0.0.1:{}", proxy.port())).await;
     claim(&adapter, "warm", &terms()).await.unwrap();
     adapter.release(&dedup_key("warm"), &terms()).await.unwrap();
-    (proxy, adapter)
+    (server, proxy, adapter)
 }
 
 #[tokio::test]
@@ -73,8 +81,7 @@ async fn calls_work_again_after_the_server_was_killed_and_restarted() {
 
 #[tokio::test]
 async fn stopped_server_costs_each_call_one_bound() {
-    let server = Server::start();
-    let adapter = connect(&server.url()).await;
+    let (server, adapter) = served().await;
     claim(&adapter, "a", &terms()).await.unwrap();
     server.stop();
     let begun = Instant::now();
@@ -94,8 +101,7 @@ async fn stopped_server_costs_each_call_one_bound() {
 
 #[tokio::test]
 async fn connection_that_fell_silent_is_dropped_although_its_callers_go_early() {
-    let server = Server::start();
-    let (proxy, adapter) = proxied(&server).await;
+    let (_server, proxy, adapter) = proxied().await;
     proxy.silence();
     let (begun, terms) = (Instant::now(), terms());
     // Shorter than the response timeout.
@@ -107,9 +113,7 @@ async fn connection_that_fell_silent_is_dropped_although_its_callers_go_early() 
 
 #[tokio::test]
 async fn caller_that_goes_while_the_connection_opens_leaves_no_trace() {
-    let server = Server::start();
-    let adapter = connect(&server.url()).await;
-    let terms = terms();
+    let ((server, adapter), terms) = (served().await, terms());
     disconnect(&server);
     server.stop();
     for _ in 0..20 {
@@ -121,8 +125,7 @@ async fn caller_that_goes_while_the_connection_opens_leaves_no_trace() {
 
 #[tokio::test]
 async fn repeated_call_whose_reply_was_lost_gets_its_own_claim() {
-    let server = Server::start();
-    let (proxy, adapter) = proxied(&server).await;
+    let (_server, proxy, adapter) = proxied().await;
     for cut in [Cut::Lost, Cut::Unanswered, Cut::Abandoned, Cut::Silent, Cut::SilentUnanswered] {
         for mine in [terms(), on_claim(&terms())] {
             let case = format!("{cut:?} {:?}", mine.permanence());
@@ -143,8 +146,7 @@ async fn repeated_call_whose_reply_was_lost_gets_its_own_claim() {
 /// Not one of Redis's own refusals: the script may have run. So says a proxy that has lost the reply of its server.
 #[tokio::test]
 async fn answer_of_a_proxy_is_no_refusal_of_the_server() {
-    let server = Server::start();
-    let (proxy, adapter) = proxied(&server).await;
+    let (_server, proxy, adapter) = proxied().await;
     for answer in [
         "-upstream failure\r\n",
         "-ERR server closed connection\r\n",
@@ -179,8 +181,7 @@ async fn answer_of_a_proxy_is_no_refusal_of_the_server() {
 
 #[tokio::test]
 async fn refusal_after_a_lost_reply_leaves_the_outcome_unknown() {
-    let (server, other) = (Server::start(), Server::start());
-    let (proxy, adapter) = proxied(&server).await;
+    let ((server, proxy, adapter), other) = (proxied().await, Server::start());
     let (terms, port) = (terms(), other.port().to_string());
     let keys = || server.run::<u32>(&["DBSIZE"]);
     let before = keys();
@@ -243,9 +244,7 @@ fn connection_that_a_dead_runtime_was_opening_is_opened_by_another_runtime() {
 
 #[tokio::test]
 async fn forgotten_scripts_are_sent_again() {
-    let server = Server::start();
-    let adapter = connect(&server.url()).await;
-    let terms = terms();
+    let ((server, adapter), terms) = (served().await, terms());
     assert_eq!(attempt(claim(&adapter, "a", &terms).await), 1);
     server.run::<()>(&["SCRIPT", "FLUSH"]);
     assert_eq!(attempt(claim(&adapter, "a", &terms).await), 1);
@@ -412,8 +411,7 @@ async fn server_that_refuses_info_is_used() {
 /// Every task of an adapter ends with it, also of one that was silenced in the middle.
 #[tokio::test]
 async fn closed_adapter_refuses_calls_and_leaves_nothing_behind() {
-    let server = Server::start();
-    let adapter = connect(&server.url()).await;
+    let (server, adapter) = served().await;
     claim(&adapter, "a", &terms()).await.unwrap();
     server.stop();
     claim(&adapter, "b", &terms()).await.unwrap_err();

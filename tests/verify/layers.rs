@@ -25,7 +25,7 @@ use tower_dedup::{
 };
 
 use crate::secrets::test_secrets;
-use crate::vectors::{VECTORS, case, cases, senders, signature_header};
+use crate::vectors::{VECTORS, case, cases, senders, signature_header, signed_by};
 
 /// The status, and the result if the deduplicating layer answered.
 type Answer = (u16, Option<String>);
@@ -252,9 +252,7 @@ async fn nested_route_verifies_the_url_that_the_sender_has() {
         ] {
             let request = Request::post(target).body(Bytes::from("b=2")).unwrap();
             let now = std::time::SystemTime::now();
-            let signed =
-                sender.scheme().unwrap().sign(secret, Some("https://h"), now, request).unwrap();
-            let (head, body) = signed.into_parts();
+            let (head, body) = signed_by(sender, secret, "https://h", now, request).into_parts();
             let forged = Request::from_parts(head.clone(), Body::from("b=3"));
             assert_eq!(send(&app, forged).await, unverified(), "{sender:?} {target}");
             let signed = Request::from_parts(head, Body::from(body));
@@ -272,11 +270,8 @@ async fn body_limit_of_both_layers_follows_the_preset() {
     for (bytes, expected) in [(25 << 20, ran()), ((25 << 20) + 1, (413, None))] {
         let push = Request::post("/hook").header("x-github-delivery", format!("push-{bytes}"));
         let push = push.body(Bytes::from(vec![b' '; bytes])).unwrap();
-        let push = provider::GITHUB
-            .scheme()
-            .unwrap()
-            .sign(secret, None, std::time::SystemTime::now(), push)
-            .unwrap();
+        let now = std::time::SystemTime::now();
+        let push = signed_by(provider::GITHUB, secret, "https://h", now, push);
         assert_eq!(send(&site.right(), push.map(Body::from)).await, expected, "{bytes} bytes");
     }
 }

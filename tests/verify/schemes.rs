@@ -15,7 +15,7 @@ use tower_dedup::verify::{Refusal, VerifierError};
 
 use crate::secrets::test_secrets;
 use crate::vectors::{
-    Case, VECTORS, at, case, cases, genuine, senders, signature_header, signs_time,
+    Case, VECTORS, at, case, cases, genuine, senders, signature_header, signed_by, signs_time,
 };
 
 #[test]
@@ -157,8 +157,7 @@ fn signature_is_valid_for_five_minutes_before_and_after() {
             _ => "webhook-id",
         };
         let request = Request::post("/hook").header(id, "1").body(Bytes::from("{}")).unwrap();
-        let scheme = sender.scheme().unwrap();
-        let signed = scheme.sign(private, Some("https://h"), at(TIME), request).unwrap();
+        let signed = signed_by(sender, private, "https://h", at(TIME), request);
         let (head, body) = signed.into_parts();
         let five = sender.verifier_at("https://h", secret).unwrap();
         let ten = five.clone().tolerance(Duration::from_secs(600));
@@ -261,11 +260,7 @@ fn twilio_signature_of_one_method_is_refused_for_the_other_at_every_cut() {
         let sample = case(provider::TWILIO, "sms-inbound-get");
         let request = Request::builder().method(method).uri(target);
         let request = request.body(Bytes::copy_from_slice(body.as_bytes())).unwrap();
-        let request = provider::TWILIO
-            .scheme()
-            .unwrap()
-            .sign(&sample.secret, Some(ORIGIN), at(0), request)
-            .unwrap();
+        let request = signed_by(provider::TWILIO, &sample.secret, ORIGIN, at(0), request);
         let signature = request.headers()["x-twilio-signature"].to_str().unwrap().to_owned();
         Case {
             method: method.to_owned(),
@@ -499,11 +494,7 @@ fn signed_url_may_end_without_the_slash_of_an_empty_path() {
             ("https://h", "/square?a=1", "https://h/square", "/?a=2", false),
         ] {
             let request = Request::post(sent).body(Bytes::from("b=2")).unwrap();
-            let signed = sender
-                .scheme()
-                .unwrap()
-                .sign(secret, Some(configured), at(1_753_900_006), request)
-                .unwrap();
+            let signed = signed_by(sender, secret, configured, at(1_753_900_006), request);
             let (mut head, body) = signed.into_parts();
             head.uri = left.parse().unwrap();
             let verifier = sender.verifier_at(public_url, secret).unwrap();
@@ -525,11 +516,7 @@ fn form_of_more_than_a_thousand_fields_is_refused() {
     for (fields, verdict) in [(1_000, Ok(())), (1_001, Err(Refusal::Malformed("the form")))] {
         let body: Vec<_> = (0..fields).map(|field| format!("f{field:04}=1")).collect();
         let request = Request::post("/hook").body(Bytes::from(body[..1_000].join("&"))).unwrap();
-        let signed = provider::TWILIO
-            .scheme()
-            .unwrap()
-            .sign(secret, Some("https://h"), at(0), request)
-            .unwrap();
+        let signed = signed_by(provider::TWILIO, secret, "https://h", at(0), request);
         let (head, _) = signed.into_parts();
         assert_eq!(verifier.verify(&head, body.join("&").as_bytes(), at(0)), verdict, "{fields}");
     }
@@ -552,11 +539,7 @@ fn hubspot_decodes_the_query_and_not_the_path() {
         ("/hubspot/a?v=1&w=2", "/hubspot/a?v=1%26w=2", false),
     ] {
         let request = Request::post(signed).body(Bytes::new()).unwrap();
-        let request = provider::HUBSPOT
-            .scheme()
-            .unwrap()
-            .sign(secret, Some("https://h"), now, request)
-            .unwrap();
+        let request = signed_by(provider::HUBSPOT, secret, "https://h", now, request);
         let (mut head, _) = request.into_parts();
         head.uri = sent.parse().unwrap();
         let verifier = provider::HUBSPOT.verifier_at("https://h", secret).unwrap();

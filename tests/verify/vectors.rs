@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::body::Body;
+use bytes::Bytes;
 use http::request::Parts;
 use http::{HeaderName, Request, Uri};
 use serde::Deserialize;
@@ -119,6 +120,17 @@ impl Case {
         let (head, body) = (self.head(), self.body_utf8.as_bytes());
         self.verifier(sender).verify(&head, body, at(self.now()))
     }
+}
+
+/// Signs a request as the sender does, for the server at this URL.
+pub(crate) fn signed_by(
+    sender: Preset,
+    secret: &str,
+    public_url: &str,
+    now: SystemTime,
+    request: Request<Bytes>,
+) -> Request<Bytes> {
+    sender.scheme().unwrap().sign(secret, Some(public_url), now, request).unwrap()
 }
 
 /// Returns the time that many seconds after 1970, or before.

@@ -22,30 +22,22 @@ use super::{
 use crate::support::rows;
 
 #[tokio::test]
-async fn the_usual_stack_around_a_router() {
+async fn the_usual_stack_around_a_router_and_around_a_service() {
+    macro_rules! stack {
+        () => {
+            ServiceBuilder::new()
+                .layer(TraceLayer::new_for_http())
+                .layer(CatchPanicLayer::new())
+                .layer(RequestBodyLimitLayer::new(64 * 1024))
+                .layer(RequestDecompressionLayer::new())
+                .layer(dedup(&store()))
+                .layer(CompressionLayer::new())
+        };
+    }
     let handler = Handler::default();
-    let stack = ServiceBuilder::new()
-        .layer(TraceLayer::new_for_http())
-        .layer(CatchPanicLayer::new())
-        .layer(RequestBodyLimitLayer::new(64 * 1024))
-        .layer(RequestDecompressionLayer::new())
-        .layer(dedup(&store()))
-        .layer(CompressionLayer::new());
-    delivers_once::<_, axum::body::Body, _>(handler.router().layer(stack), &handler).await;
-}
-
-#[tokio::test]
-async fn the_usual_stack_around_a_service() {
+    delivers_once::<_, axum::body::Body, _>(handler.router().layer(stack!()), &handler).await;
     let handler = Handler::default();
-    let service = ServiceBuilder::new()
-        .layer(TraceLayer::new_for_http())
-        .layer(CatchPanicLayer::new())
-        .layer(RequestBodyLimitLayer::new(64 * 1024))
-        .layer(RequestDecompressionLayer::new())
-        .layer(dedup(&store()))
-        .layer(CompressionLayer::new())
-        .service(handler.service());
-    delivers_once::<_, Full<Bytes>, _>(service, &handler).await;
+    delivers_once::<_, Full<Bytes>, _>(stack!().service(handler.service()), &handler).await;
 }
 
 fn gzip(bytes: &[u8], level: u32) -> Bytes {
