@@ -27,8 +27,8 @@ use crate::observe;
 use crate::provider::Preset;
 
 pub use crate::ledger::{
-    any::AnyLedger,
-    contract::{Begin, BeginContext, HandlerSuccess},
+    any::{AnyLedger, Begin},
+    contract::{BeginContext, HandlerSuccess},
     lease::Claim,
 };
 

@@ -8,8 +8,7 @@ use std::time::Duration;
 
 use super::times::Times;
 use crate::adapter::EventTypes;
-use crate::adapter::contract::{Abilities, CallTerms, Fetch, Seen, StoredResponse, Token};
-use crate::delivery::Delivery;
+use crate::adapter::contract::{Abilities, CallTerms, Fetch, StoredResponse, Token};
 use crate::error::{StoreError, StoreErrorKind};
 use crate::key::{DedupKey, Event};
 
@@ -92,30 +91,6 @@ ledgers! {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RunsWithoutKey;
 
-/// How a delivery begins.
-#[derive(Debug)]
-pub enum Begin<C> {
-    /// The handler runs.
-    First {
-        /// The claim of the events that run. On arrival there is none: the keys are permanent.
-        claim: Option<C>,
-        /// The events that run, for the handler.
-        delivery: Delivery,
-        /// Another delivery runs another event of the request: the final answer must not be a 2xx.
-        in_flight: bool,
-        /// Another event of the request was handled with another payload.
-        mismatch: bool,
-    },
-    /// The request has no key, and the handler runs.
-    WithoutKey,
-    /// Other deliveries run every event that is not complete.
-    InFlight,
-    /// Every event is complete. The first one was seen then. It has stored data only if the response is fetched.
-    Duplicate(Seen),
-    /// Every event is complete, and one was handled with another payload.
-    Mismatch(Seen),
-}
-
 /// The terms on which a delivery begins.
 #[derive(Debug, Clone)]
 pub struct BeginContext {
@@ -161,8 +136,8 @@ impl BeginContext {
     /// Returns the terms for a store of these abilities, for a delivery of these events.
     ///
     /// The response to a multi-event delivery answered for other events too, so it is not replayed.
-    pub(super) fn terms(&self, events: &[Event], abilities: Abilities) -> CallTerms {
-        let mut terms = self.terms.clone();
+    pub(super) fn terms(self, events: &[Event], abilities: Abilities) -> CallTerms {
+        let mut terms = self.terms;
         let keys = if abilities.stored_data { digests(events) } else { Vec::new() };
         terms.fetch = match terms.fetch {
             Fetch::DigestAndResponse if events.len() != 1 => Fetch::Digest,

@@ -8,13 +8,11 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 
-use super::call;
-use super::held::HeldLease;
-use super::renewal::report;
+use super::call::{self, Calls};
+use super::held::{HeldLease, report};
 use super::times::delays;
-use crate::adapter::contract::{CallTerms, DedupAdapter};
 use crate::error::{StoreError, StoreErrorKind};
-use crate::key::DedupKey;
+use crate::key::{DedupKey, List};
 use crate::observe;
 
 const FIRST_DELAY: Duration = Duration::from_millis(50);
@@ -38,21 +36,14 @@ pub(super) struct RetryPool {
 /// Calls of one kind, one for each key.
 pub(super) struct RetryJob {
     pub(super) write: Write,
-    pub(super) adapter: Arc<dyn DedupAdapter>,
-    pub(super) keys: Arc<[DedupKey]>,
-    pub(super) terms: CallTerms,
-    /// The bound of one call.
-    pub(super) store_timeout: Duration,
+    pub(super) calls: Calls,
+    pub(super) keys: List<DedupKey>,
 }
 
 /// The kind of a background write.
 pub(super) enum Write {
     Claim,
-    /// A delivery that ran unprotected has claimed nothing.
-    Complete {
-        lease: Arc<HeldLease>,
-        is_claimed: bool,
-    },
+    Complete(Arc<HeldLease>),
     Release,
 }
 
@@ -61,7 +52,7 @@ impl RetryJob {
     fn operation(&self) -> (&'static str, fn(&DedupKey)) {
         match self.write {
             Write::Claim => ("claim", observe::background_claimed),
-            Write::Complete { .. } => ("complete", observe::background_completed),
+            Write::Complete(_) => ("complete", observe::background_completed),
             Write::Release => ("release", observe::background_released),
         }
     }
@@ -74,25 +65,25 @@ impl RetryJob {
 
     /// Makes the calls, a few at a time: a key that the store refuses delays no other key. After `end`, no call
     /// follows an error. Returns an error after which the job is repeated, if there is one, or else another error.
-    async fn attempt(&self, end: Instant) -> Result<(), StoreError> {
-        let (adapter, terms, bound) = (&*self.adapter, &self.terms, self.store_timeout);
-        let mut errors = Vec::new();
+    async fn attempt(&self, end: Instant) -> Option<StoreError> {
+        let (calls, mut failed) = (&self.calls, None);
         for keys in self.keys.chunks(MOST_IN_BACKGROUND) {
-            if !errors.is_empty() && Instant::now() >= end {
+            if failed.is_some() && Instant::now() >= end {
                 break;
             }
-            errors.extend(match &self.write {
-                Write::Claim => call::errors(call::claim(adapter, keys, terms, bound).await),
-                Write::Release => call::errors(call::release(adapter, keys, terms, bound).await),
-                Write::Complete { lease, is_claimed } => {
-                    let replies = call::complete(adapter, keys, terms, bound).await;
-                    report(keys, &replies, *is_claimed, lease);
+            let errors = match &self.write {
+                Write::Claim => call::errors(calls.claim(keys).await),
+                Write::Release => call::errors(calls.release(keys).await),
+                Write::Complete(lease) => {
+                    let replies = calls.complete(keys).await;
+                    report(keys, &replies, lease);
                     call::errors(replies)
                 }
-            });
+            };
+            let errors = failed.into_iter().chain(errors);
+            failed = errors.min_by_key(|error| !self.repeats(error));
         }
-        let repeated = errors.iter().position(|error| self.repeats(error)).unwrap_or_default();
-        if errors.is_empty() { Ok(()) } else { Err(errors.swap_remove(repeated)) }
+        failed
     }
 }
 
@@ -129,17 +120,17 @@ impl RetryPool {
         let task = async move {
             let end = Instant::now() + BOUND;
             let mut delays = delays(FIRST_DELAY, LONGEST_DELAY, 2.0);
-            let ended = loop {
-                let Err(error) = job.attempt(end).await else { break Ok(()) };
+            let failed = loop {
+                let Some(error) = job.attempt(end).await else { break None };
                 let left = end.saturating_duration_since(Instant::now());
                 if left.is_zero() || !job.repeats(&error) {
-                    break Err(error);
+                    break Some(error);
                 }
                 tokio::time::sleep(delays.next().unwrap_or(LONGEST_DELAY).min(left)).await;
             };
-            match ended {
-                Ok(()) => report_done(&job.keys[0]),
-                Err(error) => observe::background_failed(&job.keys[0], operation, &error),
+            match failed {
+                None => report_done(&job.keys[0]),
+                Some(error) => observe::background_failed(&job.keys[0], operation, &error),
             }
             drop((guard, slot, pending));
         };

@@ -5,11 +5,13 @@ use std::sync::Arc;
 use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 
-use super::contract::Permanent;
+use super::call::Calls;
+use super::contract::{BeginContext, Permanent};
 use super::pending::Pending;
 use super::renewal::Renewals;
 use super::retry::RetryPool;
 use crate::adapter::contract::{Abilities, CallTerms, DedupAdapter};
+use crate::key::Event;
 
 /// Background writes of each kind at once. On arrival, a release loses an event if it finds no slot; under a lease, it
 /// leaves its key to the lease.
@@ -57,5 +59,10 @@ impl Shared {
             releases: RetryPool::new(most_releases, &tasks),
             tasks,
         }
+    }
+    /// Returns the calls of a delivery of these events.
+    pub(super) fn calls(&self, context: BeginContext, events: &[Event]) -> Calls {
+        let (adapter, bound) = (Arc::clone(&self.adapter), context.store_timeout);
+        Calls { adapter, terms: context.terms(events, self.abilities), bound }
     }
 }

@@ -18,7 +18,7 @@ use tokio::time::{Instant, sleep_until, timeout_at};
 
 use crate::error::StoreError;
 use crate::key::{DedupKey, Keys};
-use crate::ledger::{AnyLedger, Begin, BeginContext, Claim, PollDelays, deadline_in, poll_delays};
+use crate::ledger::{AnyLedger, Begin, BeginContext, PollDelays, deadline_in, poll_delays};
 
 /// How many deliveries wait for one key.
 const MOST_OF_A_KEY: usize = 8;
@@ -143,7 +143,7 @@ impl Waiter<'_> {
         context: &BeginContext,
         bound: Duration,
         admission: &mut A,
-    ) -> Result<Result<Begin<Claim>, StoreError>, A::Refusal> {
+    ) -> Result<Result<Begin, StoreError>, A::Refusal> {
         let deadline = deadline_in(bound);
         let Some(awaited) = &self.awaited else { return Ok(Ok(Begin::InFlight)) };
         let Ok(mut polls) = timeout_at(deadline, awaited.turn.lock()).await else {
@@ -164,7 +164,7 @@ impl Waiter<'_> {
             admission.admit(deadline).await?;
             // It does not fail open: another delivery runs this event, so an error of the store must not start it
             // unprotected.
-            let begun = ledger.begin(&awaited.keys, &context.again()).await;
+            let begun = ledger.begin(&awaited.keys, context.again()).await;
             polls.advance();
             if matches!(begun, Ok(Begin::Duplicate(_) | Begin::Mismatch(_))) {
                 awaited.ended.notify_one();

@@ -326,7 +326,7 @@ async fn delivery_dropped_while_it_reads_stored_data_leaves_nothing_behind() {
         let keys = Keys::new(events.to_vec()).unwrap();
         let mut context = BeginContext::new(DAY, DAY, Duration::from_secs(1));
         context.terms = context.terms.with_fetch(Fetch::Digest);
-        let begun = tokio::time::timeout(Duration::from_millis(50), ledger.begin(&keys, &context));
+        let begun = tokio::time::timeout(Duration::from_millis(50), ledger.begin(&keys, context));
         assert!(begun.await.is_err());
         ledger.pending_writes().wait().await;
     }

@@ -77,7 +77,7 @@ async fn claim_of_several_events_dropped_releases_all_identities() {
     let twin = Event::new(dedup_key("a")).with_second_identity(dedup_key("a2"));
     let keys = Keys::new(vec![twin, Event::new(dedup_key("b"))]).unwrap();
     let context = BeginContext::new(HOUR, HOUR, HOUR);
-    let Begin::First { claim, .. } = ledger.begin(&keys, &context).await.unwrap() else { panic!() };
+    let Begin::First { claim, .. } = ledger.begin(&keys, context).await.unwrap() else { panic!() };
     drop(claim);
     ledger.pending_writes().wait().await;
     for id in ["a", "a2", "b"] {
@@ -95,12 +95,14 @@ async fn release_that_never_succeeds_is_reported() {
     let context = BeginContext::new(HOUR, HOUR, HOUR);
     store.set(StoreCall::Release, Fault::ExecuteAndFail);
     let ledger = AnyLedger::of::<Lease>(Arc::clone(&store));
-    let Begin::First { claim, .. } = ledger.begin(&keys, &context).await.unwrap() else { panic!() };
+    let Begin::First { claim, .. } = ledger.begin(&keys, context.clone()).await.unwrap() else {
+        panic!()
+    };
     drop(claim);
     gives_up(&ledger).await;
     let ledger = AnyLedger::of::<OnArrival>(Arc::clone(&store));
     store.set(StoreCall::Claim, Fault::LoseReply);
-    assert!(polled(ledger.begin(&keys, &context), 1, false).await.is_none());
+    assert!(polled(ledger.begin(&keys, context), 1, false).await.is_none());
     gives_up(&ledger).await;
 }
 
@@ -117,7 +119,7 @@ async fn claim_dropped_outside_a_runtime_is_reported_and_does_not_panic() {
     let ledger = AnyLedger::of::<Lease>(store());
     let keys = Keys::from(Event::new(dedup_key("a")));
     let context = BeginContext::new(HOUR, HOUR, HOUR);
-    let Begin::First { claim, .. } = ledger.begin(&keys, &context).await.unwrap() else { panic!() };
+    let Begin::First { claim, .. } = ledger.begin(&keys, context).await.unwrap() else { panic!() };
     let reported = std::thread::spawn(move || {
         let (log, _guard) = Log::of_this_thread();
         drop(claim);
@@ -170,7 +172,7 @@ async fn lose_a_lease(subscriber_claim: &EndsClaimOnWarning) {
     let ledger = AnyLedger::of::<Lease>(Arc::clone(&store));
     let claim = async |id, lease| {
         let context = BeginContext::new(HOUR, lease, HOUR);
-        match ledger.begin(&Keys::from(Event::new(dedup_key(id))), &context).await.unwrap() {
+        match ledger.begin(&Keys::from(Event::new(dedup_key(id))), context).await.unwrap() {
             Begin::First { claim: Some(claim), delivery, .. } => (claim, delivery),
             other => panic!("{other:?}"),
         }
