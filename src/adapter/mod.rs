@@ -54,5 +54,5 @@ pub use postgres::{PostgresAdapter, PostgresOptions};
 pub use sql::Purging;
 #[cfg(feature = "sqlite")]
 pub use sqlite::{SqliteAdapter, SqliteOptions};
-pub(crate) use terms::{EventTypes, Payloads};
+pub(crate) use terms::Payloads;
 pub use transaction::TransactionAdapter;

@@ -13,10 +13,12 @@ use super::claims::Claims;
 use super::contract::{BeginContext, Ledger, Permanent};
 use super::held::Held;
 use super::lease::Claim;
+use super::renewal::RenewalGuard;
 use super::resolve::{Resolution, distinct, identities};
+use super::retry::Write;
 use super::shared::Shared;
 use super::times::Times;
-use crate::adapter::contract::{DedupAdapter, Permanence, Seen};
+use crate::adapter::contract::{DedupAdapter, Seen};
 use crate::delivery::{Delivery, Inner, Verdict};
 use crate::error::{ConfigError, ConfigErrorKind, StoreError, StoreErrorKind, check};
 use crate::key::{Event, Keys, List};
@@ -86,16 +88,22 @@ impl AnyLedger {
                 return Err(StoreError::new(StoreErrorKind::Config, context));
             }
             let (events, claimed_at) = (distinct(keys), Instant::now());
-            let mut calls = shared.calls(context, &events);
-            if on_arrival {
-                calls.terms.permanence = Permanence::OnClaim;
-            }
-            let mut claims = Claims::new(shared, calls, List::new());
+            let mut claims = Claims::new(shared, shared.calls(context, &events), List::new());
             let begun = match claims.resolve(events).await? {
                 resolution if resolution.new.is_empty() => resolution.into(),
-                resolution => self.start(&mut claims, resolution, claimed_at)?,
+                resolution => self.start(&mut claims, resolution, claimed_at),
             };
-            if !matches!(&begun, Begin::First { claim: Some(claim), .. } if claim.must_yield()) {
+            drop(claims);
+            let is = |of: fn(&RenewalGuard) -> bool| match &begun {
+                Begin::First { claim: Some(claim), .. } => claim.renewal.as_ref().is_some_and(of),
+                _ => false,
+            };
+            // Another delivery may have run the events. Dropped, the claim is released.
+            if is(|renewal| renewal.has_lapsed) {
+                let context = "claiming keys, whose lease was over before the reply";
+                return Err(StoreError::new(StoreErrorKind::Timeout, context));
+            }
+            if !is(|renewal| renewal.must_yield) {
                 return Ok(begun);
             }
             // Boxed, because few claims wake the sweeper.
@@ -108,25 +116,16 @@ impl AnyLedger {
     }
 
     /// Starts the delivery of the events that run, with what its ledger holds for it.
-    fn start(
-        &self,
-        claims: &mut Claims<'_>,
-        resolution: Resolution,
-        claimed_at: Instant,
-    ) -> Result<Begin, StoreError> {
+    fn start(&self, claims: &mut Claims<'_>, resolution: Resolution, claimed_at: Instant) -> Begin {
         let Resolution { new, held, attempt, takeover, in_flight, mismatch, .. } = resolution;
         let is_unprotected = resolution.is_unprotected;
         let run = (attempt, takeover);
         let (delivery, claim) = if self.0.permanent == Permanent::OnArrival {
             if is_unprotected {
-                claims.claim_in_background(held);
+                // The key is claimed as soon as the store replies.
+                claims.repeat(Write::Claim, held);
             }
             (Arc::new(Inner::new(new, run, is_unprotected, None, ())).into(), None)
-        } else if !is_unprotected && claimed_at.elapsed() >= claims.calls.terms.lease() {
-            // Another delivery may have run the events.
-            claims.held.extend(held);
-            let context = "claiming keys, whose lease was over before the reply";
-            return Err(StoreError::new(StoreErrorKind::Timeout, context));
         } else {
             let held = Held::new(held, claims.calls.clone());
             let lease = Arc::new(Inner::new(new, run, is_unprotected, None, held));
@@ -137,7 +136,7 @@ impl AnyLedger {
         if takeover {
             observe::takeover(delivery.key(), attempt);
         }
-        Ok(Begin::First { claim, delivery, in_flight, mismatch })
+        Begin::First { claim, delivery, in_flight, mismatch }
     }
 
     /// Completes the identities of a request that the layer answers itself: no event of its may run later. One call for
@@ -210,7 +209,7 @@ impl AnyLedger {
     /// Returns the writes that continue in the background.
     #[must_use]
     pub fn pending_writes(&self) -> &TaskTracker {
-        &self.0.tasks
+        &self.0.background.tasks
     }
 }
 

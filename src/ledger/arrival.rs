@@ -61,7 +61,7 @@ impl Doubt {
         keys: &List<DedupKey>,
         own: Token,
     ) -> Result<Self, StoreError> {
-        let slot = shared.releases.reserve();
+        let slot = shared.background.reserve();
         if slot.is_none() {
             let context = "reserving a slot for a release";
             return Err(StoreError::new(StoreErrorKind::Overloaded, context));
@@ -78,8 +78,8 @@ impl Doubt {
             let Ok(ClaimReply::Duplicate(seen)) = &*reply else { continue };
             // A row that is older than a claim was not written by it.
             let may_be_by = |claimed_at: &Instant| claimed_at.elapsed() + AGE_ERROR >= seen.age;
-            if claiming.any_beside(key, self.own, may_be_by)
-                || releasing.contains(key)
+            if claiming.any(key, |claim, claimed_at| *claim != self.own && may_be_by(claimed_at))
+                || releasing.any(key, |_, ()| true)
                 || releasing.removals() != self.removals
             {
                 *reply = Ok(ClaimReply::InFlight);

@@ -53,8 +53,8 @@ impl<'l> Claims<'l> {
             if let ([Ok(ClaimReply::First { attempt, takeover })], [event]) = (&*first, &*events)
                 && event.second_identity().is_none()
             {
-                let (attempt, takeover, held) =
-                    (*attempt, *takeover, std::mem::take(&mut self.asked));
+                let (attempt, takeover) = (*attempt, *takeover);
+                let held = std::mem::take(&mut self.asked);
                 return Ok(Resolution {
                     new: events,
                     held,
@@ -79,16 +79,14 @@ impl<'l> Claims<'l> {
         mut replies: Replies,
     ) -> Result<Resolution, StoreError> {
         let first = || events.iter().zip(&replies.first);
-        let is_later: List<bool> =
-            first().map(|(event, reply)| leads_to_key(event, reply)).collect();
-        if is_later.contains(&true) {
+        let is_later = |(event, reply): &(&Event, &Reply)| leads_to_key(event, reply);
+        if first().any(|one| is_later(&one)) {
             let held = first().filter(|(_, reply)| may_be_held(reply));
             self.held = held.map(|(event, _)| first_identity(event).clone()).collect();
-            let later = events.iter().zip(&is_later).filter(|(_, is_later)| **is_later);
-            self.asked = later.map(|(event, _)| event.key().clone()).collect();
+            self.asked = first().filter(is_later).map(|(event, _)| event.key().clone()).collect();
             let mut claimed = self.claim().await.into_iter();
-            let replies_of = is_later.into_iter();
-            replies.later = replies_of.map(|is| is.then(|| claimed.next()).flatten()).collect();
+            let later = first().map(|one| is_later(&one).then(|| claimed.next()).flatten());
+            replies.later = later.collect();
         }
         let resolution = self.conclude(events, replies)?;
         if resolution.new.is_empty() && !self.held.is_empty() {
@@ -152,16 +150,12 @@ impl<'l> Claims<'l> {
         Ok(())
     }
 
-    /// Claims these keys as soon as the store replies, for a delivery that runs before.
-    pub(super) fn claim_in_background(&mut self, keys: List<DedupKey>) {
-        self.repeat(Write::Claim, keys);
-    }
-
-    fn repeat(&mut self, write: Write, keys: List<DedupKey>) {
+    /// Writes these keys in the background.
+    pub(super) fn repeat(&mut self, write: Write, keys: List<DedupKey>) {
         let mut doubt = self.doubt.take();
         let slot = doubt.as_mut().and_then(|doubt| doubt.slot.take());
         let job = RetryJob { write, calls: self.calls.clone(), keys };
-        self.shared.releases.repeat(slot, job, doubt);
+        self.shared.background.repeat(slot, job, doubt);
     }
 }
 

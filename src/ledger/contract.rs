@@ -7,7 +7,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::times::Times;
-use crate::adapter::EventTypes;
 use crate::adapter::contract::{Abilities, CallTerms, Fetch, StoredResponse, Token};
 use crate::error::{StoreError, StoreErrorKind};
 use crate::key::{DedupKey, Event};
@@ -145,7 +144,13 @@ impl BeginContext {
             fetch => fetch,
         };
         if abilities.inspection {
-            terms.event_types = event_types(events);
+            let mut types = Vec::new();
+            for event in events {
+                let Some(event_type) = event.shared_event_type() else { continue };
+                types.extend(event.identities().map(|key| (key.clone(), Arc::clone(event_type))));
+            }
+            types.sort_unstable();
+            terms.event_types = (!types.is_empty()).then(|| types.into());
         }
         if keys.is_empty() {
             return terms;
@@ -163,18 +168,6 @@ impl BeginContext {
 pub(super) fn fails_open(terms: &CallTerms, error: &StoreError) -> bool {
     let found_no_duplicate = terms.duplicate_note.as_ref().is_some_and(|note| note.get().is_none());
     found_no_duplicate && error.kind() != StoreErrorKind::Corrupt
-}
-
-/// Returns the types of all identities of these events; `None` if no event has a type.
-fn event_types(events: &[Event]) -> Option<EventTypes> {
-    let mut types = Vec::new();
-    for event in events {
-        if let Some(event_type) = event.shared_event_type() {
-            types.extend(event.identities().map(|key| (key.clone(), Arc::clone(event_type))));
-        }
-    }
-    types.sort_unstable();
-    (!types.is_empty()).then(|| types.into())
 }
 
 /// Returns the digests that the store holds with the identities of these events: with a second identity the SHA-256

@@ -50,7 +50,7 @@ pub struct Claim {
     shared: Arc<Shared>,
     lease: Arc<HeldLease>,
     /// `None` if the delivery runs unprotected.
-    renewal: Option<RenewalGuard>,
+    pub(super) renewal: Option<RenewalGuard>,
     left: Left,
 }
 
@@ -70,11 +70,6 @@ impl Claim {
         let renewal =
             is_claimed.then(|| shared.renewals.start(Arc::clone(&lease), since)).flatten();
         Self { shared: Arc::clone(shared), lease, renewal, left: Left::Release }
-    }
-
-    /// Returns `true` if the caller yields once before it runs the handler.
-    pub(super) fn must_yield(&self) -> bool {
-        self.renewal.as_ref().is_some_and(|renewal| renewal.must_yield)
     }
 
     /// Completes the keys of a success in one attempt, or else in the background. Returns no error then, because the
@@ -99,7 +94,12 @@ impl Claim {
                 // Boxed, because only handlers with another driver come here.
                 is_committed = Box::pin(held.are_complete()).await?;
                 if !is_committed {
-                    return Box::pin(self.refuse()).await;
+                    let context =
+                        "committing: no transaction of the handler has completed the event";
+                    let seen = Box::pin(self.rollback()).await.unwrap_or_default().map(Some);
+                    // An error of the release is not the cause.
+                    return seen
+                        .ok_or_else(|| StoreError::new(StoreErrorKind::Transaction, context));
                 }
             }
             if is_committed && (success.response.is_none() || held.is(STORED)) {
@@ -128,26 +128,16 @@ impl Claim {
         self.left = Left::Nothing;
     }
 
-    /// Releases the keys, because the handler failed. Returns when the events were seen, if the handler failed because
-    /// another delivery has completed them.
+    /// Releases the keys, because the handler has completed nothing. Returns when the events were seen, if another
+    /// delivery has completed them.
     ///
     /// # Errors
     ///
     /// The store did not reply. The error is for logs only, because the answer is the handler's failure.
     pub(crate) async fn rollback(mut self) -> Result<Option<Seen>, StoreError> {
         let seen = self.completed_by_another().await;
-        self.release().finish().await?;
-        Ok(seen)
-    }
-
-    /// Releases the keys of a success that has completed nothing.
-    async fn refuse(&mut self) -> Result<Option<Seen>, StoreError> {
-        let seen = self.completed_by_another().await;
-        // An error of the release is not the cause.
-        let _ = self.release().finish().await;
-        let context = "committing: no transaction of the handler has completed the event";
-        let error = || StoreError::new(StoreErrorKind::Transaction, context);
-        seen.map(Some).ok_or_else(error)
+        let released = self.release().finish().await;
+        if seen.is_some() { Ok(seen) } else { released.map(|()| None) }
     }
 
     /// If a completion was refused, claims the keys again before they are released, by the same token. A claim that
@@ -189,7 +179,7 @@ impl Drop for Claim {
                 let pending = self.shared.completing.add(keys.clone(), work, calls.terms.clone());
                 let (lease, renewal) = (Arc::clone(&self.lease), self.renewal.take());
                 let job = RetryJob { write: Write::Complete(lease), calls, keys };
-                self.shared.completions.repeat(None, job, (pending, renewal));
+                self.shared.background.repeat(None, job, (pending, renewal));
             }
         }
     }

@@ -8,15 +8,14 @@
 //! 1. Every call to the store has a bound, which includes the wait for a connection.
 //! 2. A token is made before the call. A claim of unknown outcome (a timeout, a lost connection, a
 //!    dropped future) may hold keys. The token is released in the background.
-//! 3. On arrival, an event is lost if its retry reaches another process before that release has ended.
-//! 4. If the store fails after the handler's success: *lease*: the answer is the handler's, and the
+//! 3. If the store fails after the handler's success: *lease*: the answer is the handler's, and the
 //!    completion continues in the background. *On arrival*: no call follows the handler.
 //!    *Transactional*: as under a lease, once the handler has committed; a read of another driver's completion that
 //!    fails is 503.
-//! 5. A claim that is dropped without `commit` or `rollback`: *lease, transactional*: it is rolled back.
+//! 4. A claim that is dropped without `commit` or `rollback`: *lease, transactional*: it is rolled back.
 //!    *On arrival*: the key stays complete.
-//! 6. The events of a delivery complete or are released together.
-//! 7. A `commit` that is dropped: *lease*: the completion continues. *Transactional*: the handler's COMMIT has decided.
+//! 5. The events of a delivery complete or are released together.
+//! 6. A `commit` that is dropped: *lease*: the completion continues. *Transactional*: the handler's COMMIT has decided.
 
 pub(crate) mod any;
 mod arrival;

@@ -43,20 +43,10 @@ impl<T: Clone> Pending<T> {
         found
     }
 
-    pub(super) fn contains(&self, key: &DedupKey) -> bool {
-        !self.is_empty() && self.lock().contains_key(key)
-    }
-
-    /// Returns `true` if another work than `own` has the key and is such.
-    pub(super) fn any_beside(
-        &self,
-        key: &DedupKey,
-        own: Token,
-        is_such: impl Fn(&T) -> bool,
-    ) -> bool {
-        let pending = self.lock();
-        let mut others = pending.get(key).into_iter().flatten();
-        others.any(|(work, known)| *work != own && is_such(known))
+    /// Returns `true` if a work has the key and is such.
+    pub(super) fn any(&self, key: &DedupKey, is_such: impl Fn(&Token, &T) -> bool) -> bool {
+        let is_such = |(work, known): &(Token, T)| is_such(work, known);
+        !self.is_empty() && self.lock().get(key).is_some_and(|works| works.iter().any(is_such))
     }
 
     /// Returns a number that changes whenever keys are removed. If the number is unchanged and a key is

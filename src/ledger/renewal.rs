@@ -60,6 +60,8 @@ pub(super) struct RenewalGuard {
     /// The caller yields once before it runs a handler: a task was started on this thread. If the handler blocked
     /// this thread, no other thread would run the task.
     pub(super) must_yield: bool,
+    /// The lease was over before its renewals began.
+    pub(super) has_lapsed: bool,
 }
 
 impl Drop for RenewalGuard {
@@ -83,7 +85,9 @@ impl Renewals {
     ) -> Option<RenewalGuard> {
         let handle = Handle::try_current().ok()?;
         let (runtime, due) = (handle.id(), due(&lease.of_ledger, since));
-        let is_soon = due <= Instant::now() + LINGER;
+        let now = Instant::now();
+        let is_soon = due <= now + LINGER;
+        let has_lapsed = now - since >= lease.of_ledger.calls.terms.lease();
         let renewal = is_soon.then(|| handle.spawn(renew(Arc::clone(&lease), due)));
         let renewal = renewal.map(AbortOnDropHandle::new);
         let mut runtimes = self.lock();
@@ -101,8 +105,8 @@ impl Renewals {
             leases.sweeper = Some(handle.spawn(sweep(Arc::clone(self), runtime)).abort_handle());
         }
         drop(runtimes);
-        let renewals = Arc::clone(self);
-        Some(RenewalGuard { renewals, runtime, place, must_yield: starts || is_soon })
+        let (renewals, must_yield) = (Arc::clone(self), starts || is_soon);
+        Some(RenewalGuard { renewals, runtime, place, must_yield, has_lapsed })
     }
 
     /// Starts the renewals of one runtime that are due. Returns when to wake again; `None` if no delivery of it

@@ -9,6 +9,7 @@ use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 
 use super::call::{self, Calls};
+use super::contract::Permanent;
 use super::held::{HeldLease, report};
 use super::times::delays;
 use crate::error::{StoreError, StoreErrorKind};
@@ -27,10 +28,19 @@ const MOST_IN_BACKGROUND: usize = 16;
 /// claim may reach the store after it, and would hold the key for a further lease.
 const BOUND: Duration = Duration::from_secs(600);
 
+/// Jobs of each kind at once. On arrival, a release loses an event if it finds no slot; under a lease, it
+/// leaves its key to the lease.
+const MOST_COMPLETIONS: usize = 16_384;
+const MOST_RELEASES: usize = 4_096;
+const MOST_RELEASES_ON_ARRIVAL: usize = 16_384;
+
 /// Runs jobs in the background: each repeats its calls until they succeed.
-pub(super) struct RetryPool {
-    tasks: TaskTracker,
-    slots: Arc<Semaphore>,
+pub(super) struct Background {
+    pub(super) tasks: TaskTracker,
+    completions: Arc<Semaphore>,
+    /// Separate from `completions`, because an outage leads to many releases. A refused release blocks
+    /// a key for a lease; a refused completion runs an event twice.
+    releases: Arc<Semaphore>,
 }
 
 /// Calls of one kind, one for each key.
@@ -87,15 +97,23 @@ impl RetryJob {
     }
 }
 
-impl RetryPool {
-    /// Makes a pool for at most `most` jobs at once, each a task of these.
-    pub(super) fn new(most: usize, tasks: &TaskTracker) -> Self {
-        Self { tasks: tasks.clone(), slots: Arc::new(Semaphore::new(most)) }
+impl Background {
+    pub(super) fn new(permanent: Permanent) -> Self {
+        let most_releases = match permanent {
+            Permanent::OnArrival => MOST_RELEASES_ON_ARRIVAL,
+            Permanent::Lease | Permanent::Transactional => MOST_RELEASES,
+        };
+        let tasks = TaskTracker::new();
+        // A closed tracker still takes tasks; `wait` ends only on a closed one.
+        tasks.close();
+        let [completions, releases] =
+            [MOST_COMPLETIONS, most_releases].map(|most| Arc::new(Semaphore::new(most)));
+        Self { tasks, completions, releases }
     }
 
-    /// Reserves a slot for a job that must not be refused later.
+    /// Reserves a slot for a release that must not be refused later.
     pub(super) fn reserve(&self) -> Option<OwnedSemaphorePermit> {
-        Arc::clone(&self.slots).try_acquire_owned().ok()
+        Arc::clone(&self.releases).try_acquire_owned().ok()
     }
 
     /// Repeats the calls with growing pauses until they succeed, their bound has passed, or an error ends the job.
@@ -112,7 +130,12 @@ impl RetryPool {
         // Calls without a key reach no store.
         let Some(key) = job.keys.first() else { return };
         let (operation, report_done) = job.operation();
-        let (slot, runtime) = (slot.or_else(|| self.reserve()), Handle::try_current());
+        let slots = match job.write {
+            Write::Complete(_) => &self.completions,
+            Write::Claim | Write::Release => &self.releases,
+        };
+        let slot = slot.or_else(|| Arc::clone(slots).try_acquire_owned().ok());
+        let runtime = Handle::try_current();
         let (Some(slot), Ok(runtime)) = (slot, runtime) else {
             return observe::background_refused(key, operation);
         };
