@@ -77,19 +77,20 @@ impl AnyLedger {
         keys: &Keys,
         context: BeginContext,
     ) -> impl Future<Output = Result<Begin, StoreError>> + Send {
+        let (shared, events, claimed_at) = (&*self.0, distinct(keys), Instant::now());
+        // Outside of the future, which would store what they are made of beside them.
+        let mut claims = Claims::new(shared, shared.calls(context, &events), events, List::new());
         async move {
             if keys.is_empty() {
                 return Ok(Begin::WithoutKey);
             }
-            let shared = &self.0;
-            let on_arrival = shared.permanent == Permanent::OnArrival;
-            if on_arrival && keys.events().iter().any(|event| event.second_identity().is_some()) {
+            if shared.permanent == Permanent::OnArrival
+                && keys.events().iter().any(|event| event.second_identity().is_some())
+            {
                 let context = "claiming on arrival an event with a second identity";
                 return Err(StoreError::new(StoreErrorKind::Config, context));
             }
-            let (events, claimed_at) = (distinct(keys), Instant::now());
-            let mut claims = Claims::new(shared, shared.calls(context, &events), List::new());
-            let begun = match claims.resolve(events).await? {
+            let begun = match claims.resolve().await? {
                 resolution if resolution.new.is_empty() => resolution.into(),
                 resolution => self.start(&mut claims, resolution, claimed_at),
             };

@@ -1,6 +1,7 @@
 //! [`Claims`]: claims the keys of a delivery, and releases in the background what it may hold.
 
 use std::future::Future;
+use std::mem::take;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -22,6 +23,8 @@ use crate::key::{DedupKey, Event, List};
 pub(super) struct Claims<'l> {
     shared: &'l Shared,
     pub(super) calls: Calls,
+    /// The events to claim.
+    events: List<Event>,
     /// The keys that may be held, without those that the last call claims.
     pub(super) held: List<DedupKey>,
     /// The keys that the last call claims.
@@ -31,12 +34,17 @@ pub(super) struct Claims<'l> {
 }
 
 impl<'l> Claims<'l> {
-    /// Makes the claims of a delivery that holds these keys.
-    pub(super) fn new(shared: &'l Shared, calls: Calls, held: List<DedupKey>) -> Self {
-        Self { shared, calls, held, asked: List::new(), doubt: None }
+    /// Makes the claims of these events, for a delivery that holds these keys.
+    pub(super) fn new(
+        shared: &'l Shared,
+        calls: Calls,
+        events: List<Event>,
+        held: List<DedupKey>,
+    ) -> Self {
+        Self { shared, calls, events, held, asked: List::new(), doubt: None }
     }
 
-    /// Claims the identities of these events. From then on, only the keys that are to be released are held.
+    /// Claims the identities of the events. From then on, only the keys that are to be released are held.
     ///
     /// # Errors
     ///
@@ -44,26 +52,21 @@ impl<'l> Claims<'l> {
     #[expect(clippy::manual_async_fn, reason = "an `async fn` stores its arguments twice")]
     pub(super) fn resolve(
         &mut self,
-        events: List<Event>,
     ) -> impl Future<Output = Result<Resolution, StoreError>> + Send {
         async move {
-            self.asked = events.iter().map(first_identity).cloned().collect();
+            self.asked = self.events.iter().map(first_identity).cloned().collect();
             let first = self.claim().await;
             // Most deliveries carry one event with one identity, which is new.
-            if let ([Ok(ClaimReply::First { attempt, takeover })], [event]) = (&*first, &*events)
+            if let ([Ok(ClaimReply::First { attempt, takeover })], [event]) =
+                (&*first, &*self.events)
                 && event.second_identity().is_none()
             {
                 let (attempt, takeover) = (*attempt, *takeover);
-                let held = std::mem::take(&mut self.asked);
-                return Ok(Resolution {
-                    new: events,
-                    held,
-                    attempt,
-                    takeover,
-                    ..Default::default()
-                });
+                let (new, held) = (take(&mut self.events), take(&mut self.asked));
+                return Ok(Resolution { new, held, attempt, takeover, ..Default::default() });
             }
             let replies = Replies { first, later: Vec::new() };
+            let events = take(&mut self.events);
             if events.iter().all(|event| event.second_identity().is_none()) {
                 return self.conclude(events, replies);
             }
@@ -130,7 +133,7 @@ impl<'l> Claims<'l> {
     ) -> Result<Resolution, StoreError> {
         let terms = &self.calls.terms;
         let mut resolution = resolve(&events, &replies, terms);
-        (self.held, self.asked) = (std::mem::take(&mut resolution.release), List::new());
+        (self.held, self.asked) = (take(&mut resolution.release), List::new());
         let is_new = !resolution.new.is_empty();
         let is_open = !is_new && replies.tell_of_no_other();
         match replies.into_error() {
@@ -164,7 +167,7 @@ impl Drop for Claims<'_> {
         if self.held.is_empty() && self.asked.is_empty() {
             return;
         }
-        let mut keys = std::mem::take(&mut self.held);
+        let mut keys = take(&mut self.held);
         keys.append(&mut self.asked);
         if let Some(doubt) = &mut self.doubt {
             doubt.release(self.shared, &keys);

@@ -148,8 +148,12 @@ impl Claim {
         if !held.is(REFUSED) || held.is(COMMITTED) {
             return None;
         }
-        let mut again = Claims::new(&self.shared, held.calls.clone(), List::new());
-        let resolution = again.resolve(self.lease.events().into()).await;
+        let mut calls = held.calls.clone();
+        // It does not fail open.
+        calls.terms.duplicate_note = None;
+        let events = self.lease.events().into();
+        let mut again = Claims::new(&self.shared, calls, events, List::new());
+        let resolution = again.resolve().await;
         // This claim holds them.
         again.held.clear();
         let mut resolution = resolution.ok().filter(|resolution| !resolution.mismatch)?;
@@ -162,7 +166,7 @@ impl Claim {
         let held = &self.lease.of_ledger;
         held.set(ENDED);
         (self.renewal, self.left) = (None, Left::Nothing);
-        Claims::new(&self.shared, held.calls.clone(), held.keys.clone())
+        Claims::new(&self.shared, held.calls.clone(), List::new(), held.keys.clone())
     }
 }
 
