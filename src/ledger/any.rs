@@ -71,7 +71,6 @@ impl AnyLedger {
     ///
     /// The store did not reply, and the context does not fail open. The keys that the call may have
     /// claimed are released in the background.
-    #[expect(clippy::manual_async_fn, reason = "an `async fn` stores its arguments twice")]
     pub fn begin(
         &self,
         keys: &Keys,
