@@ -18,7 +18,7 @@ use crate::error::{ConfigError, StoreError, StoreErrorKind};
 use crate::key::Event;
 use crate::layer::OnUnavailable;
 use crate::ledger::{
-    AnyLedger, Begin, BeginContext, Claim, FailOpen, HandlerSuccess, Lease, Ledger, OnArrival,
+    AnyLedger, Begin, BeginContext, FailOpen, HandlerSuccess, Lease, Ledger, OnArrival,
     TRANSACTIONAL_LEASE, Times, Transactional,
 };
 use crate::observe::{MetersByNamespace, Outcome, RunReport};
@@ -311,9 +311,9 @@ impl<L: Ledger> Deduplicator<L> {
     }
 
     /// Claims the event. While it is in flight, claims it again until the wait is over.
-    async fn claim(&self, event: &Event, report: &RunReport) -> Result<Begin<Claim>, StoreError> {
+    async fn claim(&self, event: &Event, report: &RunReport) -> Result<Begin, StoreError> {
         let (context, wait) = (self.context(event)?, self.settings.wait);
-        let begun = self.ledger.begin(&report.keys, &context).await?;
+        let begun = self.ledger.begin(&report.keys, context.clone()).await?;
         if !matches!(begun, Begin::InFlight) || wait.is_zero() {
             return Ok(begun);
         }

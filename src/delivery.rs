@@ -88,6 +88,10 @@ impl<T: ?Sized> Inner<T> {
         &self.events
     }
 
+    pub(crate) fn is_unprotected(&self) -> bool {
+        self.is_unprotected
+    }
+
     /// Marks the lease as lost. Returns `true` the first time.
     #[must_use = "losing a lease is counted once"]
     pub(crate) fn mark_lease_lost(&self) -> bool {
@@ -325,7 +329,7 @@ impl Delivery {
     /// [shadow](crate::Mode::Shadow) and the verdict is not [`Verdict::First`].
     #[must_use]
     pub fn is_unprotected(&self) -> bool {
-        self.0.is_unprotected
+        self.0.is_unprotected()
     }
 
     /// Returns `true` if another handler has taken this event over since this handler started.

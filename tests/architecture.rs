@@ -64,10 +64,10 @@ const LEVELS: &[(&str, Levels)] = &[
     (
         "ledger",
         &[
-            &["call", "held", "pending", "times"],
-            &["completion", "renewal"],
-            &["retry", "contract"],
-            &["resolve", "shared"],
+            &["call", "pending", "times"],
+            &["held", "contract"],
+            &["completion", "renewal", "retry", "resolve"],
+            &["shared"],
             &["arrival"],
             &["claims"],
             &["lease"],

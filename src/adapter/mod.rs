@@ -56,5 +56,5 @@ pub use sql::Purging;
 pub use sqlite::{SqliteAdapter, SqliteOptions};
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub use sqlx_transaction::{CompletionConnection, CompletionDatabase};
-pub(crate) use terms::{EventTypes, Payloads};
+pub(crate) use terms::Payloads;
 pub use transaction::TransactionAdapter;

@@ -50,7 +50,7 @@ use crate::adapter::contract::{Seen, StoredResponse};
 use crate::delivery::{Delivery, RetryAfterOfLayer, Verdict};
 use crate::error::{StoreError, StoreErrorKind};
 use crate::key::{DedupKey, Event, Keys, hex, sha256};
-use crate::ledger::{AnyLedger, Begin, BeginContext, Claim, HandlerSuccess, RunsWithoutKey};
+use crate::ledger::{AnyLedger, Begin, Claim, HandlerSuccess, RunsWithoutKey};
 use crate::observe::{self, DedupAnswer, Outcome, Report, ShadowFields};
 use crate::run::{Admission, Called, call, run};
 
@@ -125,7 +125,7 @@ type Ended<B, E> = (Outcome, Ending<B, E>);
 type Refusal = (Outcome, Option<Seen>);
 
 /// A claim after its wait, or the ending of a delivery that may not go on.
-type Waited<B, E> = Result<Result<Begin<Claim>, StoreError>, Box<Ended<B, E>>>;
+type Waited<B, E> = Result<Result<Begin, StoreError>, Box<Ended<B, E>>>;
 
 impl<S, L, B, ResBody> Run<S, L, B>
 where
@@ -197,19 +197,19 @@ where
         let DedupLayer { ledger, config, .. } = &*self.layer;
         let in_shadow = matches!(self.judged, Judged::InShadow(_));
         let context = config.begin_context(self.payloads.as_ref(), in_shadow);
-        let begun = ledger.begin(&self.keys, &context).await;
+        let begun = ledger.begin(&self.keys, context).await;
         match (&begun, self.judged, self.layer.config.on_in_flight) {
             // Boxed, because most deliveries do not wait and their future stays small.
             (Ok(Begin::InFlight), Judged::Enforced, OnInFlight::Wait(bound)) => {
-                Box::pin(self.wait(bound, context)).await
+                Box::pin(self.wait(bound)).await
             }
             _ => Ok(begun),
         }
     }
 
     /// Waits until the event's other delivery has ended, and claims again.
-    async fn wait(&mut self, bound: Duration, context: BeginContext) -> Waited<ResBody, S::Error> {
-        let Self { inner, permit, layer, keys, .. } = self;
+    async fn wait(&mut self, bound: Duration) -> Waited<ResBody, S::Error> {
+        let Self { inner, permit, layer, keys, payloads, .. } = self;
         let DedupLayer { ledger, config, gate, .. } = &**layer;
         let mut admission = Admitted { inner, permit, gate, request: PhantomData };
         admission.release();
@@ -221,6 +221,7 @@ where
             return Err(Box::new((Outcome::Overloaded, answer)));
         };
         let _waiting = config.meters.waiting();
+        let context = config.begin_context(payloads.as_ref(), false);
         let begun = waiter.claim(ledger, &context, bound, &mut admission).await;
         begun.map_err(|reason| match reason {
             NotAdmitted::Full => Box::new(own(Outcome::Overloaded, config)),
@@ -231,7 +232,7 @@ where
     /// Returns the verdict, with what the handler runs on.
     fn judge_claim(
         &mut self,
-        begun: Result<Begin<Claim>, StoreError>,
+        begun: Result<Begin, StoreError>,
     ) -> (Verdict, Result<Runs, Refusal>) {
         let refuses = self.layer.config.on_mismatch == OnMismatch::Refuse;
         let (verdict, refusal) = match begun {

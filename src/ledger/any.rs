@@ -10,17 +10,43 @@ use tokio_util::task::TaskTracker;
 
 use super::call;
 use super::claims::Claims;
-use super::contract::{Begin, BeginContext, Ledger, Permanent};
-use super::held::LeaseTerms;
+use super::contract::{BeginContext, Ledger, Permanent};
+use super::held::Held;
 use super::lease::Claim;
 use super::renewal::RenewalGuard;
-use super::resolve::{Resolution, flatten};
+use super::resolve::{Resolution, distinct, identities};
+use super::retry::Write;
 use super::shared::Shared;
 use super::times::Times;
-use crate::adapter::contract::{DedupAdapter, Permanence};
-use crate::delivery::{Delivery, Verdict};
+use crate::adapter::contract::{DedupAdapter, Seen};
+use crate::delivery::{Delivery, Inner, Verdict};
 use crate::error::{ConfigError, ConfigErrorKind, StoreError, StoreErrorKind, check};
 use crate::key::{Event, Keys, List};
+use crate::observe;
+
+/// How a delivery begins.
+#[derive(Debug)]
+pub(crate) enum Begin {
+    /// The handler runs.
+    First {
+        /// The claim of the events that run. On arrival there is none: the keys are permanent.
+        claim: Option<Claim>,
+        /// The events that run, for the handler.
+        delivery: Delivery,
+        /// Another delivery runs another event of the request: the final answer must not be a 2xx.
+        in_flight: bool,
+        /// Another event of the request was handled with another payload.
+        mismatch: bool,
+    },
+    /// The request has no key, and the handler runs.
+    WithoutKey,
+    /// Other deliveries run every event that is not complete.
+    InFlight,
+    /// Every event is complete. The first one was seen then. It has stored data only if the response is fetched.
+    Duplicate(Seen),
+    /// Every event is complete, and one was handled with another payload.
+    Mismatch(Seen),
+}
 
 /// A ledger of each kind. Cloning makes another handle to the same ledger.
 #[derive(Clone)]
@@ -45,47 +71,29 @@ impl AnyLedger {
     ///
     /// The store did not reply, and the context does not fail open. The keys that the call may have
     /// claimed are released in the background.
-    #[expect(clippy::manual_async_fn, reason = "an `async fn` stores its arguments twice")]
     pub(crate) fn begin(
         &self,
         keys: &Keys,
-        context: &BeginContext,
-    ) -> impl Future<Output = Result<Begin<Claim>, StoreError>> + Send {
+        context: BeginContext,
+    ) -> impl Future<Output = Result<Begin, StoreError>> + Send {
+        let (shared, events, claimed_at) = (&*self.0, distinct(keys), Instant::now());
+        // Outside of the future, which would store what they are made of beside them.
+        let mut claims = Claims::new(shared, shared.calls(context, &events), events, List::new());
         async move {
             if keys.is_empty() {
                 return Ok(Begin::WithoutKey);
             }
-            let shared = &self.0;
-            let on_arrival = shared.permanent == Permanent::OnArrival;
-            if on_arrival && keys.events().iter().any(|event| event.second_identity().is_some()) {
+            if shared.permanent == Permanent::OnArrival
+                && keys.events().iter().any(|event| event.second_identity().is_some())
+            {
                 let context = "claiming on arrival an event with a second identity";
                 return Err(StoreError::new(StoreErrorKind::Config, context));
             }
-            let (events, first) = flatten(keys);
-            let claimed_at = Instant::now();
-            let mut terms = context.terms(&events, shared.abilities);
-            if on_arrival {
-                terms.permanence = Permanence::OnClaim;
-            }
-            let claims = Claims::new(shared, terms, &context.store_timeout, List::new(), first);
-            let start = move |claims: &mut Claims<'_>, resolution: &mut Resolution| {
-                let is_claimed = !resolution.is_unprotected;
-                if on_arrival {
-                    if !is_claimed {
-                        claims.claim_in_background(&resolution.held);
-                    }
-                    return resolution.begin(|_| (), |_| None);
-                }
-                let (terms, timeout) = (claims.terms.clone(), *claims.store_timeout);
-                let of_ledger = |held| LeaseTerms::new(held, terms, timeout, &shared.adapter);
-                resolution.begin(of_ledger, |lease| {
-                    let renewals = &shared.renewals;
-                    let start = || renewals.start(&shared.adapter, Arc::clone(&lease), claimed_at);
-                    let renewal = is_claimed.then(start).flatten();
-                    Some(Claim::new(Arc::clone(shared), lease, renewal))
-                })
+            let begun = match claims.resolve().await? {
+                resolution if resolution.new.is_empty() => resolution.into(),
+                resolution => self.start(&mut claims, resolution, claimed_at),
             };
-            let begun = claims.begin(events, start).await?;
+            drop(claims);
             let is = |of: fn(&RenewalGuard) -> bool| match &begun {
                 Begin::First { claim: Some(claim), .. } => claim.renewal.as_ref().is_some_and(of),
                 _ => false,
@@ -107,6 +115,30 @@ impl AnyLedger {
         }
     }
 
+    /// Starts the delivery of the events that run, with what its ledger holds for it.
+    fn start(&self, claims: &mut Claims<'_>, resolution: Resolution, claimed_at: Instant) -> Begin {
+        let Resolution { new, held, attempt, takeover, in_flight, mismatch, .. } = resolution;
+        let is_unprotected = resolution.is_unprotected;
+        let run = (attempt, takeover);
+        let (delivery, claim) = if self.0.permanent == Permanent::OnArrival {
+            if is_unprotected {
+                // The key is claimed as soon as the store replies.
+                claims.repeat(Write::Claim, held);
+            }
+            (Arc::new(Inner::new(new, run, is_unprotected, None, ())).into(), None)
+        } else {
+            let held = Held::new(held, claims.calls.clone());
+            let lease = Arc::new(Inner::new(new, run, is_unprotected, None, held));
+            let delivery = Delivery::from(Arc::clone(&lease));
+            (delivery, Some(Claim::start(&self.0, lease, claimed_at)))
+        };
+        // A subscriber may panic: the claim exists before.
+        if takeover {
+            observe::records::takeover(delivery.key(), attempt);
+        }
+        Begin::First { claim, delivery, in_flight, mismatch }
+    }
+
     /// Completes the identities of a request that the layer answers itself: no event of its may run later. One call for
     /// each, because a completion counts whoever holds the lease. The rows name no other key, so no event is complete
     /// with them. On arrival, no request has an identity of its content.
@@ -115,18 +147,16 @@ impl AnyLedger {
     ///
     /// The store did not reply.
     pub(crate) async fn record(&self, keys: &Keys, times: &Times) -> Result<(), StoreError> {
-        let Shared { permanent, adapter, abilities, .. } = &*self.0;
-        if *permanent == Permanent::OnArrival {
+        if self.0.permanent == Permanent::OnArrival {
             return Ok(());
         }
         let mut context = BeginContext::of(times, Duration::ZERO);
         let itself = |event: &Event| (event.key().clone(), event.key().sha256());
-        if abilities.stored_data {
+        if self.stores_data() {
             context.terms = context.terms.with_payloads(keys.events().iter().map(itself));
         }
-        let (terms, (_, identities)) = (context.terms(keys.events(), *abilities), flatten(keys));
-        let completed = call::complete(&**adapter, &identities, &terms, times.store_timeout).await;
-        call::all(completed).map(drop)
+        let calls = self.0.calls(context, keys.events());
+        call::all(calls.complete(&identities(keys.events())).await).map(drop)
     }
 
     /// Makes the delivery of all events of a request that the handler runs under every verdict. `claim` is the delivery
@@ -141,7 +171,9 @@ impl AnyLedger {
         if self.0.permanent == Permanent::OnArrival {
             return Delivery::unenforced(events, verdict, claim, ());
         }
-        let held = LeaseTerms::nothing(&self.0.adapter);
+        // It holds nothing: its transaction is the handler's alone.
+        let nothing = BeginContext::new(Duration::ZERO, Duration::ZERO, Duration::ZERO);
+        let held = Held::new(List::new(), self.0.calls(nothing, &[]));
         Delivery::unenforced(events, verdict, claim, held)
     }
 
@@ -177,12 +209,23 @@ impl AnyLedger {
     /// Returns the writes that continue in the background.
     #[must_use]
     pub(crate) fn pending_writes(&self) -> &TaskTracker {
-        &self.0.tasks
+        &self.0.background.tasks
     }
 }
 
 impl fmt::Debug for AnyLedger {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("AnyLedger").field(&self.0.permanent).finish()
+    }
+}
+
+impl From<Resolution> for Begin {
+    /// Returns the verdict on a delivery without a new event.
+    fn from(mut resolution: Resolution) -> Self {
+        match resolution.all_complete() {
+            Some(seen) if resolution.mismatch => Self::Mismatch(seen),
+            Some(seen) => Self::Duplicate(seen),
+            None => Self::InFlight,
+        }
     }
 }

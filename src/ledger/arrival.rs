@@ -23,7 +23,6 @@
 //! | 4 | the release is repeated until the store has executed it | as in step 2 |
 //! | 5 | `releasing` drops the key | runs the handler |
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::OwnedSemaphorePermit;
@@ -32,9 +31,9 @@ use tokio::time::Instant;
 use super::pending::PendingGuard;
 use super::resolve::Reply;
 use super::shared::Shared;
-use crate::adapter::contract::ClaimReply;
+use crate::adapter::contract::{ClaimReply, Token};
 use crate::error::{StoreError, StoreErrorKind};
-use crate::key::DedupKey;
+use crate::key::{DedupKey, List};
 
 /// How much older a row may seem than it is: a store takes both times in whole milliseconds, and by a clock of its own.
 const AGE_ERROR: Duration = Duration::from_millis(10);
@@ -45,8 +44,9 @@ pub(super) struct Doubt {
     /// A slot for the release, which must not be refused.
     pub(super) slot: Option<OwnedSemaphorePermit>,
     releasing: Option<PendingGuard>,
-    /// The keys of these claims.
-    own: PendingGuard<Instant>,
+    /// The token of these claims.
+    own: Token,
+    _claiming: PendingGuard<Instant>,
     /// The removals from `releasing` before the delivery. If there was one meanwhile, any key may have been released.
     removals: usize,
 }
@@ -57,25 +57,30 @@ impl Doubt {
     /// # Errors
     ///
     /// No slot is free. A refused release loses an event, so the keys must not be claimed.
-    pub(super) fn begin(shared: &Shared, keys: &[DedupKey]) -> Result<Self, StoreError> {
-        let slot = shared.releases.reserve();
+    pub(super) fn begin(
+        shared: &Shared,
+        keys: &List<DedupKey>,
+        own: Token,
+    ) -> Result<Self, StoreError> {
+        let slot = shared.background.reserve();
         if slot.is_none() {
             let context = "reserving a slot for a release";
             return Err(StoreError::new(StoreErrorKind::Overloaded, context));
         }
-        let own = shared.claiming.add(keys.into(), Instant::now());
-        Ok(Self { slot, releasing: None, own, removals: shared.releasing.removals() })
+        let claiming = shared.claiming.add(keys.clone(), own, Instant::now());
+        let removals = shared.releasing.removals();
+        Ok(Self { slot, releasing: None, own, _claiming: claiming, removals })
     }
 
     /// Changes the replies of which this process knows more than the store.
-    pub(super) fn apply(&self, shared: &Shared, replies: &mut [(DedupKey, Reply)]) {
+    pub(super) fn apply(&self, shared: &Shared, keys: &[DedupKey], replies: &mut [Reply]) {
         let Shared { claiming, releasing, .. } = shared;
-        for (key, reply) in replies {
-            let Ok(ClaimReply::Duplicate(seen)) = &reply else { continue };
+        for (key, reply) in keys.iter().zip(replies) {
+            let Ok(ClaimReply::Duplicate(seen)) = &*reply else { continue };
             // A row that is older than a claim was not written by it.
             let may_be_by = |claimed_at: &Instant| claimed_at.elapsed() + AGE_ERROR >= seen.age;
-            if claiming.any_beside(key, &self.own, may_be_by)
-                || releasing.contains(key)
+            if claiming.any(key, |claim, claimed_at| *claim != self.own && may_be_by(claimed_at))
+                || releasing.any(key, |_, ()| true)
                 || releasing.removals() != self.removals
             {
                 *reply = Ok(ClaimReply::InFlight);
@@ -84,7 +89,7 @@ impl Doubt {
     }
 
     /// These keys are in flight until the doubt is dropped.
-    pub(super) fn release(&mut self, shared: &Shared, keys: &Arc<[DedupKey]>) {
-        self.releasing = Some(shared.releasing.add(Arc::clone(keys), ()));
+    pub(super) fn release(&mut self, shared: &Shared, keys: &List<DedupKey>) {
+        self.releasing = Some(shared.releasing.add(keys.clone(), self.own, ()));
     }
 }

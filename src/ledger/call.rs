@@ -1,8 +1,9 @@
-//! The calls to a store: each is bounded and measured.
+//! [`Calls`]: the calls to a store. Each is bounded and measured.
 
 use std::future::{Future, poll_fn};
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{AssertUnwindSafe, RefUnwindSafe, UnwindSafe, catch_unwind};
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -22,27 +23,40 @@ use crate::observe::StoreSpan;
 /// the future of a delivery stores it.
 type Operation = &'static [&'static str; 2];
 
+/// The calls of one delivery: to which store, on which terms, within which bound.
+#[derive(Clone)]
+pub(super) struct Calls {
+    pub(super) adapter: Arc<dyn DedupAdapter>,
+    pub(super) terms: CallTerms,
+    /// The bound on one call.
+    pub(super) bound: Duration,
+}
+
+// A panic of a handler leaves nothing half done in an adapter.
+impl UnwindSafe for Calls {}
+impl RefUnwindSafe for Calls {}
+
 /// Generates, for each method of the adapter, a call for each of several keys: the replies are in the
 /// order of the keys.
 macro_rules! calls {
-    ($($method:ident $context:literal $reply:ty),+) => {$(
-        pub(super) fn $method<'c>(
-            adapter: &'c dyn DedupAdapter,
-            keys: &'c [DedupKey],
-            terms: &'c CallTerms,
-            bound: Duration,
-        ) -> impl Future<Output = List<Result<$reply, StoreError>>> + Send + 'c {
-            let operation = &[stringify!($method), $context];
-            let call = move |key| adapter.$method(key, terms);
-            async move {
-                match keys {
-                    // Most deliveries have one key.
-                    [key] => List::from([bounded(operation, bound, move || call(key)).await]),
-                    keys => Box::pin(unconstrained(each(operation, keys, bound, call))).await,
+    ($($method:ident $context:literal $reply:ty),+) => {
+        impl Calls {$(
+            pub(super) fn $method<'c>(
+                &'c self,
+                keys: &'c [DedupKey],
+            ) -> impl Future<Output = List<Result<$reply, StoreError>>> + Send + 'c {
+                let operation = &[stringify!($method), $context];
+                let (call, bound) = (move |key| self.adapter.$method(key, &self.terms), self.bound);
+                async move {
+                    match keys {
+                        // Most deliveries have one key.
+                        [key] => List::from([bounded(operation, bound, move || call(key)).await]),
+                        keys => Box::pin(unconstrained(each(operation, keys, bound, call))).await,
+                    }
                 }
             }
-        }
-    )+};
+        )+}
+    };
 }
 
 calls!(claim "claiming keys" ClaimReply, renew "renewing leases" RenewReply,

@@ -20,7 +20,7 @@ use sqlx::{Database, Pool, Transaction};
 
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 use super::held::{COMMITTED, REFUSED};
-use super::held::{LeaseTerms, NOTHING};
+use super::held::{Held, NOTHING};
 use crate::adapter::contract::{Completion, StoredResponse};
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 use crate::adapter::sqlx_transaction::{
@@ -136,8 +136,8 @@ impl Delivery {
     }
 
     /// Returns what the ledger holds for the delivery of the claim.
-    fn held(&self) -> Result<&LeaseTerms, CommitError> {
-        let held = (self.of_ledger() as &dyn Any).downcast_ref::<LeaseTerms>();
+    fn held(&self) -> Result<&Held, CommitError> {
+        let held = (self.of_ledger() as &dyn Any).downcast_ref::<Held>();
         held.ok_or_else(|| {
             let fault = "this ledger completes no events in a handler's transaction";
             CommitError::new(CommitErrorKind::Config, fault)
@@ -165,8 +165,8 @@ impl Delivery {
 
 /// Returns the mark of the transactions that complete these events.
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
-fn mark(held: &LeaseTerms) -> String {
-    hex(held.terms.token().as_bytes())
+fn mark(held: &Held) -> String {
+    hex(held.calls.terms.token().as_bytes())
 }
 
 /// A transaction of the handler's that completes the events of its delivery.

@@ -7,9 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::times::Times;
-use crate::adapter::EventTypes;
-use crate::adapter::contract::{Abilities, CallTerms, Fetch, Seen, StoredResponse, Token};
-use crate::delivery::Delivery;
+use crate::adapter::contract::{Abilities, CallTerms, Fetch, StoredResponse, Token};
 use crate::error::{StoreError, StoreErrorKind};
 use crate::key::{DedupKey, Event};
 
@@ -92,30 +90,6 @@ ledgers! {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RunsWithoutKey;
 
-/// How a delivery begins.
-#[derive(Debug)]
-pub(crate) enum Begin<C> {
-    /// The handler runs.
-    First {
-        /// The claim of the events that run. On arrival there is none: the keys are permanent.
-        claim: Option<C>,
-        /// The events that run, for the handler.
-        delivery: Delivery,
-        /// Another delivery runs another event of the request: the final answer must not be a 2xx.
-        in_flight: bool,
-        /// Another event of the request was handled with another payload.
-        mismatch: bool,
-    },
-    /// The request has no key, and the handler runs.
-    WithoutKey,
-    /// Other deliveries run every event that is not complete.
-    InFlight,
-    /// Every event is complete. The first one was seen then. It has stored data only if the response is fetched.
-    Duplicate(Seen),
-    /// Every event is complete, and one was handled with another payload.
-    Mismatch(Seen),
-}
-
 /// The terms on which a delivery begins.
 #[derive(Debug, Clone)]
 pub(crate) struct BeginContext {
@@ -161,8 +135,8 @@ impl BeginContext {
     /// Returns the terms for a store of these abilities, for a delivery of these events.
     ///
     /// The response to a multi-event delivery answered for other events too, so it is not replayed.
-    pub(super) fn terms(&self, events: &[Event], abilities: Abilities) -> CallTerms {
-        let mut terms = self.terms.clone();
+    pub(super) fn terms(self, events: &[Event], abilities: Abilities) -> CallTerms {
+        let mut terms = self.terms;
         let keys = if abilities.stored_data { digests(events) } else { Vec::new() };
         terms.fetch = match terms.fetch {
             Fetch::DigestAndResponse if events.len() != 1 => Fetch::Digest,
@@ -170,7 +144,13 @@ impl BeginContext {
             fetch => fetch,
         };
         if abilities.inspection {
-            terms.event_types = event_types(events);
+            let mut types = Vec::new();
+            for event in events {
+                let Some(event_type) = event.shared_event_type() else { continue };
+                types.extend(event.identities().map(|key| (key.clone(), Arc::clone(event_type))));
+            }
+            types.sort_unstable();
+            terms.event_types = (!types.is_empty()).then(|| types.into());
         }
         if keys.is_empty() {
             return terms;
@@ -188,18 +168,6 @@ impl BeginContext {
 pub(super) fn fails_open(terms: &CallTerms, error: &StoreError) -> bool {
     let found_no_duplicate = terms.duplicate_note.as_ref().is_some_and(|note| note.get().is_none());
     found_no_duplicate && error.kind() != StoreErrorKind::Corrupt
-}
-
-/// Returns the types of all identities of these events; `None` if no event has a type.
-fn event_types(events: &[Event]) -> Option<EventTypes> {
-    let mut types = Vec::new();
-    for event in events {
-        if let Some(event_type) = event.shared_event_type() {
-            types.extend(event.identities().map(|key| (key.clone(), Arc::clone(event_type))));
-        }
-    }
-    types.sort_unstable();
-    (!types.is_empty()).then(|| types.into())
 }
 
 /// Returns the digests that the store holds with the identities of these events: with a second identity the SHA-256

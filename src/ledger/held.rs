@@ -1,26 +1,23 @@
 //! What the lease ledger holds with a delivery.
 
-use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
 
-use crate::adapter::contract::{CallTerms, Completion, DedupAdapter, StoredResponse, Token};
+use super::call::{self, Calls};
+use crate::adapter::contract::{CompleteReply, Completion, StoredResponse};
 use crate::delivery::Inner;
 use crate::error::StoreError;
 use crate::key::{DedupKey, List};
+use crate::observe;
 
 /// A delivery with its lease, shared with its claim.
-pub(super) type HeldLease = Inner<LeaseTerms>;
+pub(super) type HeldLease = Inner<Held>;
 
 /// What a ledger holds with a delivery under a lease.
-pub(super) struct LeaseTerms {
+pub(super) struct Held {
     /// Sorted.
     pub(super) keys: List<DedupKey>,
-    pub(super) terms: CallTerms,
-    pub(super) store_timeout: Duration,
-    /// A panic of a handler leaves nothing half done in it.
-    adapter: AssertUnwindSafe<Arc<dyn DedupAdapter>>,
+    pub(super) calls: Calls,
     /// The response that the handler has set. Only the first one counts.
     pub(super) response: OnceLock<Arc<StoredResponse>>,
     /// What is known of the handler and of its transaction: the constants below.
@@ -39,22 +36,9 @@ pub(super) const STORED: u8 = 8;
 /// completion or the release finds no lease.
 pub(super) const ENDED: u8 = 16;
 
-impl LeaseTerms {
-    pub(super) fn new(
-        keys: List<DedupKey>,
-        terms: CallTerms,
-        store_timeout: Duration,
-        adapter: &Arc<dyn DedupAdapter>,
-    ) -> Self {
-        let adapter = AssertUnwindSafe(Arc::clone(adapter));
-        let (response, known) = (OnceLock::new(), AtomicU8::new(0));
-        Self { keys, terms, store_timeout, adapter, response, known }
-    }
-
-    /// Returns the terms of a delivery that holds nothing: its transaction is the handler's alone.
-    pub(super) fn nothing(adapter: &Arc<dyn DedupAdapter>) -> Self {
-        let terms = CallTerms::on_completion(Token::random(), Duration::ZERO, Duration::ZERO);
-        Self::new(List::new(), terms, Duration::ZERO, adapter)
+impl Held {
+    pub(super) fn new(keys: List<DedupKey>, calls: Calls) -> Self {
+        Self { keys, calls, response: OnceLock::new(), known: AtomicU8::new(0) }
     }
 
     pub(super) fn set(&self, fact: u8) {
@@ -76,10 +60,45 @@ impl LeaseTerms {
         keys: &[DedupKey],
         mark: Option<&str>,
     ) -> Result<Completion, StoreError> {
+        let Calls { adapter, terms, .. } = &self.calls;
         let Some(response) = self.response.get() else {
-            return self.adapter.completion(keys, &self.terms, mark);
+            return adapter.completion(keys, terms, mark);
         };
         self.set(STORED);
-        self.adapter.completion(keys, &self.terms.clone().with_response(Arc::clone(response)), mark)
+        adapter.completion(keys, &terms.clone().with_response(Arc::clone(response)), mark)
+    }
+
+    /// Asks the store whether a transaction of the handler's has completed all keys.
+    pub(super) async fn are_complete(&self) -> Result<bool, StoreError> {
+        let replies = call::all(self.calls.is_complete(&self.keys).await)?;
+        Ok(replies.iter().all(|is_complete| *is_complete))
+    }
+}
+
+/// Reports claims that the store has lost, and lost leases, unless the delivery knew before.
+pub(super) fn report(
+    keys: &[DedupKey],
+    replies: &[Result<CompleteReply, StoreError>],
+    lease: &HeldLease,
+) {
+    let with = |completed| {
+        let replies = keys.iter().zip(replies);
+        let replies = replies.filter(move |(_, reply)| matches!(reply, Ok(it) if *it == completed));
+        replies.map(|(key, _)| key)
+    };
+    // A delivery that ran unprotected has claimed nothing.
+    if !lease.is_unprotected() {
+        with(CompleteReply::Inserted).for_each(observe::records::claim_missing);
+    }
+    lease.report_lost(with(CompleteReply::LeaseLost));
+}
+
+impl HeldLease {
+    /// Reports the first leases that are lost.
+    pub(super) fn report_lost<'k>(&self, keys: impl Iterator<Item = &'k DedupKey>) {
+        let mut keys = keys.peekable();
+        if keys.peek().is_some() && self.mark_lease_lost() {
+            keys.for_each(observe::records::lease_lost);
+        }
     }
 }

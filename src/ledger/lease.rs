@@ -29,15 +29,16 @@ use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
 
-use super::call;
+use tokio::time::Instant;
+
+use super::call::Calls;
 use super::claims::Claims;
-use super::contract::{Begin, HandlerSuccess, Permanent};
-use super::held::{COMMITTED, ENDED, HeldLease, NOTHING, REFUSED, STORED};
-use super::renewal::{RenewalGuard, report};
-use super::resolve::{Replies, resolve};
+use super::contract::{HandlerSuccess, Permanent};
+use super::held::{COMMITTED, ENDED, HeldLease, NOTHING, REFUSED, STORED, report};
+use super::renewal::RenewalGuard;
 use super::retry::{RetryJob, Write};
 use super::shared::Shared;
-use crate::adapter::contract::{CallTerms, Seen};
+use crate::adapter::contract::Seen;
 use crate::error::{StoreError, StoreErrorKind};
 use crate::key::List;
 
@@ -58,17 +59,17 @@ enum Left {
     Nothing,
     /// The handler has not succeeded.
     Release,
-    /// The handler succeeded. Contains the terms of the completion if a response is stored.
-    Completion(Option<Box<CallTerms>>),
+    /// The handler succeeded. Contains the calls of the completion if a response is stored.
+    Completion(Option<Box<Calls>>),
 }
 
 impl Claim {
-    pub(super) fn new(
-        shared: Arc<Shared>,
-        lease: Arc<HeldLease>,
-        renewal: Option<RenewalGuard>,
-    ) -> Self {
-        Self { shared, lease, renewal, left: Left::Release }
+    /// Starts the renewals of a lease, which counts from `since`.
+    pub(super) fn start(shared: &Arc<Shared>, lease: Arc<HeldLease>, since: Instant) -> Self {
+        let is_claimed = !lease.is_unprotected();
+        let renewal =
+            is_claimed.then(|| shared.renewals.start(Arc::clone(&lease), since)).flatten();
+        Self { shared: Arc::clone(shared), lease, renewal, left: Left::Release }
     }
 
     /// Completes the keys of a success in one attempt, or else in the background. Returns no error then, because the
@@ -85,31 +86,37 @@ impl Claim {
         success: &HandlerSuccess,
     ) -> impl Future<Output = Result<Option<Seen>, StoreError>> + Send {
         async move {
-            let lease = &self.lease.of_ledger;
-            lease.set(ENDED);
-            let mut is_committed = lease.is(COMMITTED);
+            let held = &self.lease.of_ledger;
+            held.set(ENDED);
+            let mut is_committed = held.is(COMMITTED);
             let is_strict = self.shared.permanent == Permanent::Transactional;
-            if is_strict && !is_committed && !lease.is(NOTHING) {
+            if is_strict && !is_committed && !held.is(NOTHING) {
                 // Boxed, because only handlers with another driver come here.
-                is_committed = Box::pin(self.are_complete()).await?;
+                is_committed = Box::pin(held.are_complete()).await?;
                 if !is_committed {
-                    return Box::pin(self.refuse()).await;
+                    let context =
+                        "committing: no transaction of the handler has completed the event";
+                    let seen = Box::pin(self.rollback()).await.unwrap_or_default().map(Some);
+                    // An error of the release is not the cause.
+                    return seen
+                        .ok_or_else(|| StoreError::new(StoreErrorKind::Transaction, context));
                 }
             }
-            if is_committed && (success.response.is_none() || lease.is(STORED)) {
+            if is_committed && (success.response.is_none() || held.is(STORED)) {
                 self.settle();
                 return Ok(None);
             }
             // Boxed, because most layers store no response.
-            let with_response = success.response.clone();
-            let with_response =
-                with_response.map(|response| Box::new(lease.terms.clone().with_response(response)));
+            let with_response = success.response.clone().map(|response| {
+                let mut calls = held.calls.clone();
+                calls.terms = calls.terms.with_response(response);
+                Box::new(calls)
+            });
             // From here on, a claim that is dropped completes in the background.
             self.left = Left::Completion(with_response.clone());
-            let terms = with_response.as_deref().unwrap_or(&lease.terms);
-            let (adapter, keys) = (&*self.shared.adapter, &lease.keys);
-            let replies = call::complete(adapter, keys, terms, lease.store_timeout).await;
-            report(keys, &replies, self.renewal.is_some(), &self.lease);
+            let calls = with_response.as_deref().unwrap_or(&held.calls);
+            let replies = calls.complete(&held.keys).await;
+            report(&held.keys, &replies, &self.lease);
             if replies.iter().all(Result::is_ok) {
                 self.settle();
             }
@@ -121,86 +128,62 @@ impl Claim {
         self.left = Left::Nothing;
     }
 
-    /// Releases the keys, because the handler failed. Returns when the events were seen, if the handler failed because
-    /// another delivery has completed them.
+    /// Releases the keys, because the handler has completed nothing. Returns when the events were seen, if another
+    /// delivery has completed them.
     ///
     /// # Errors
     ///
     /// The store did not reply. The error is for logs only, because the answer is the handler's failure.
     pub(crate) async fn rollback(mut self) -> Result<Option<Seen>, StoreError> {
         let seen = self.completed_by_another().await;
-        self.release().finish().await?;
-        Ok(seen)
-    }
-
-    /// Returns `true` if the handler's transaction has completed all keys.
-    async fn are_complete(&self) -> Result<bool, StoreError> {
-        let (adapter, lease) = (&*self.shared.adapter, &self.lease.of_ledger);
-        let read = call::is_complete(adapter, &lease.keys, &lease.terms, lease.store_timeout);
-        Ok(call::all(read.await)?.iter().all(|is_complete| *is_complete))
-    }
-
-    /// Releases the keys of a success that has completed nothing.
-    async fn refuse(&mut self) -> Result<Option<Seen>, StoreError> {
-        let seen = self.completed_by_another().await;
-        // An error of the release is not the cause.
-        let _ = self.release().finish().await;
-        let context = "committing: no transaction of the handler has completed the event";
-        let error = || StoreError::new(StoreErrorKind::Transaction, context);
-        seen.map(Some).ok_or_else(error)
+        let released = self.release().finish().await;
+        if seen.is_some() { Ok(seen) } else { released.map(|()| None) }
     }
 
     /// If a completion was refused, claims the keys again before they are released, by the same token. A claim that
     /// still holds its key is repeated, and counts no attempt.
     async fn completed_by_another(&self) -> Option<Seen> {
-        let (adapter, lease) = (&*self.shared.adapter, &self.lease.of_ledger);
+        let held = &self.lease.of_ledger;
         // A completion after the commit is refused by the events' own completion.
-        if !lease.is(REFUSED) || lease.is(COMMITTED) {
+        if !held.is(REFUSED) || held.is(COMMITTED) {
             return None;
         }
-        let claimed = call::claim(adapter, &lease.keys, &lease.terms, lease.store_timeout).await;
-        let mut replies = Replies::default();
-        replies.add(lease.keys.iter().cloned().zip(claimed));
-        let mut resolution = resolve(self.lease.events(), &replies, &lease.terms);
-        match resolution.new.is_empty().then(|| resolution.without_new::<()>()) {
-            Some(Begin::Duplicate(seen)) => Some(seen),
-            _ => None,
-        }
+        let mut calls = held.calls.clone();
+        // It does not fail open.
+        calls.terms.duplicate_note = None;
+        let events = self.lease.events().into();
+        let mut again = Claims::new(&self.shared, calls, events, List::new());
+        let resolution = again.resolve().await;
+        // This claim holds them.
+        again.held.clear();
+        let mut resolution = resolution.ok().filter(|resolution| !resolution.mismatch)?;
+        resolution.all_complete()
     }
 
     /// Returns the claims that hold the keys. The renewal ends before, because a renewal after the release would
     /// report a lost lease.
     fn release(&mut self) -> Claims<'_> {
-        self.lease.of_ledger.set(ENDED);
+        let held = &self.lease.of_ledger;
+        held.set(ENDED);
         (self.renewal, self.left) = (None, Left::Nothing);
-        let lease = &self.lease.of_ledger;
-        let (terms, keys) = (lease.terms.clone(), lease.keys.clone());
-        Claims::new(&self.shared, terms, &lease.store_timeout, keys, List::new())
-    }
-
-    /// Completes in the background. Until the job has ended, this process treats the keys as complete,
-    /// and renews their lease.
-    fn complete_in_background(&mut self, terms: CallTerms) {
-        let (lease, renewal) = (Arc::clone(&self.lease), self.renewal.take());
-        let keys: Arc<[_]> = (*lease.of_ledger.keys).into();
-        let pending = self.shared.completing.add(Arc::clone(&keys), terms.clone());
-        let adapter = Arc::clone(&self.shared.adapter);
-        let store_timeout = lease.of_ledger.store_timeout;
-        let write = Write::Complete { lease, is_claimed: renewal.is_some() };
-        let job = RetryJob { write, adapter, keys, terms, store_timeout };
-        self.shared.completions.repeat(None, job, (pending, renewal));
+        Claims::new(&self.shared, held.calls.clone(), List::new(), held.keys.clone())
     }
 }
 
 impl Drop for Claim {
     fn drop(&mut self) {
+        let held = &self.lease.of_ledger;
         match std::mem::replace(&mut self.left, Left::Nothing) {
             Left::Nothing => {}
             Left::Release => drop(self.release()),
             Left::Completion(with_response) => {
-                let terms = &self.lease.of_ledger.terms;
-                let terms = with_response.map_or_else(|| terms.clone(), |boxed| *boxed);
-                self.complete_in_background(terms);
+                let calls = with_response.map_or_else(|| held.calls.clone(), |boxed| *boxed);
+                let (keys, work) = (held.keys.clone(), calls.terms.token());
+                // Until the job has ended, this process treats the keys as complete, and renews their lease.
+                let pending = self.shared.completing.add(keys.clone(), work, calls.terms.clone());
+                let (lease, renewal) = (Arc::clone(&self.lease), self.renewal.take());
+                let job = RetryJob { write: Write::Complete(lease), calls, keys };
+                self.shared.background.repeat(None, job, (pending, renewal));
             }
         }
     }

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use crate::adapter::contract::Token;
 use crate::key::{DedupKey, List};
 
 /// Keys, each with what every unfinished work knows of it.
@@ -15,8 +16,8 @@ pub(super) struct Pending<T = ()> {
     removals: AtomicUsize,
 }
 
-/// `Arc::ptr_eq` on the keys identifies a work.
-type ByKey<T> = HashMap<DedupKey, Vec<(Arc<[DedupKey]>, T)>>;
+/// The token of its delivery identifies a work.
+type ByKey<T> = HashMap<DedupKey, Vec<(Token, T)>>;
 
 impl<T> Default for Pending<T> {
     fn default() -> Self {
@@ -25,34 +26,27 @@ impl<T> Default for Pending<T> {
 }
 
 impl<T: Clone> Pending<T> {
-    /// Removes the keys that are pending. Returns them, each with what its latest work knows.
-    pub(super) fn split(&self, keys: &mut List<DedupKey>) -> Vec<(DedupKey, T)> {
+    /// Removes the keys that are pending. Returns their positions, each with what its latest work knows.
+    pub(super) fn split(&self, keys: &mut List<DedupKey>) -> Vec<(usize, DedupKey, T)> {
         let mut found = Vec::new();
         if !self.is_empty() {
-            let pending = self.lock();
+            let (pending, mut positions) = (self.lock(), 0..);
             keys.retain(|key| {
-                let latest = pending.get(key).and_then(|works| works.last());
-                found.extend(latest.map(|(_, known)| (key.clone(), known.clone())));
+                let (at, latest) =
+                    (positions.next(), pending.get(key).and_then(|works| works.last()));
+                found.extend(
+                    at.zip(latest).map(|(at, (_, known))| (at, key.clone(), known.clone())),
+                );
                 latest.is_none()
             });
         }
         found
     }
 
-    pub(super) fn contains(&self, key: &DedupKey) -> bool {
-        !self.is_empty() && self.lock().contains_key(key)
-    }
-
-    /// Returns `true` if another work than that of the guard has the key and is such.
-    pub(super) fn any_beside(
-        &self,
-        key: &DedupKey,
-        own: &PendingGuard<T>,
-        is_such: impl Fn(&T) -> bool,
-    ) -> bool {
-        let pending = self.lock();
-        let mut others = pending.get(key).into_iter().flatten();
-        others.any(|(keys, known)| !Arc::ptr_eq(keys, &own.keys) && is_such(known))
+    /// Returns `true` if a work has the key and is such.
+    pub(super) fn any(&self, key: &DedupKey, is_such: impl Fn(&Token, &T) -> bool) -> bool {
+        let is_such = |(work, known): &(Token, T)| is_such(work, known);
+        !self.is_empty() && self.lock().get(key).is_some_and(|works| works.iter().any(is_such))
     }
 
     /// Returns a number that changes whenever keys are removed. If the number is unchanged and a key is
@@ -65,15 +59,20 @@ impl<T: Clone> Pending<T> {
         self.count.load(Ordering::Acquire) == 0
     }
 
-    /// Adds keys, and what is known of them, until the guard is dropped.
-    pub(super) fn add(self: &Arc<Self>, keys: Arc<[DedupKey]>, known: T) -> PendingGuard<T> {
+    /// Adds the keys of a work, and what is known of them, until the guard is dropped.
+    pub(super) fn add(
+        self: &Arc<Self>,
+        keys: List<DedupKey>,
+        work: Token,
+        known: T,
+    ) -> PendingGuard<T> {
         let mut pending = self.lock();
-        for key in keys.iter() {
-            pending.entry(key.clone()).or_default().push((Arc::clone(&keys), known.clone()));
+        for key in &keys {
+            pending.entry(key.clone()).or_default().push((work, known.clone()));
         }
         self.count.store(pending.len(), Ordering::Release);
         drop(pending);
-        PendingGuard { pending: Arc::clone(self), keys }
+        PendingGuard { pending: Arc::clone(self), keys, work }
     }
 }
 
@@ -86,15 +85,16 @@ impl<T> Pending<T> {
 /// Removes its keys when it is dropped.
 pub(super) struct PendingGuard<T = ()> {
     pending: Arc<Pending<T>>,
-    keys: Arc<[DedupKey]>,
+    keys: List<DedupKey>,
+    work: Token,
 }
 
 impl<T> Drop for PendingGuard<T> {
     fn drop(&mut self) {
         let mut pending = self.pending.lock();
-        for key in self.keys.iter() {
+        for key in &self.keys {
             if let Some(works) = pending.get_mut(key) {
-                works.retain(|(keys, _)| !Arc::ptr_eq(keys, &self.keys));
+                works.retain(|(work, _)| *work != self.work);
                 if works.is_empty() {
                     pending.remove(key);
                 }

@@ -21,11 +21,8 @@
 //! 7. A response is replayed to a delivery of one event only.
 
 use std::collections::HashSet;
-use std::sync::Arc;
 
-use super::contract::Begin;
 use crate::adapter::contract::{CallTerms, ClaimReply, Fetch, Seen};
-use crate::delivery::{Delivery, Inner, OfLedger};
 use crate::error::{StoreError, StoreErrorKind};
 use crate::key::{DedupKey, Event, Keys, List};
 use crate::observe;
@@ -34,87 +31,83 @@ use crate::observe;
 /// key may be held.
 pub(super) type Reply = Result<ClaimReply, StoreError>;
 
-/// Returns the events without repetitions, and the identities that are claimed first, sorted.
-pub(super) fn flatten(keys: &Keys) -> (List<Event>, List<DedupKey>) {
+/// Returns the events without repetitions: rule 4.
+pub(super) fn distinct(keys: &Keys) -> List<Event> {
     if let [only] = keys.events() {
-        let first = only.second_identity().unwrap_or(only.key());
-        return (List::from([only.clone()]), List::from([first.clone()]));
+        return List::from([only.clone()]);
     }
     let mut seen = HashSet::new();
     let mut events = Vec::with_capacity(keys.events().len());
     for event in keys.events() {
-        if event.identities().any(|key| seen.contains(key)) {
-            continue;
+        if !event.identities().any(|key| seen.contains(key)) {
+            seen.extend(event.identities());
+            events.push(event.clone());
         }
-        seen.extend(event.identities());
-        events.push(event.clone());
     }
-    let first = |event: &Event| event.second_identity().unwrap_or(event.key()).clone();
-    let mut first: Vec<DedupKey> = events.iter().map(first).collect();
-    first.sort_unstable();
-    (events.into(), first.into())
+    events.into()
 }
 
 /// Returns all identities of these events, sorted.
-pub(super) fn identities<'e>(events: impl IntoIterator<Item = &'e Event>) -> List<DedupKey> {
-    let mut keys: List<DedupKey> =
-        events.into_iter().flat_map(Event::identities).cloned().collect();
+pub(super) fn identities(events: &[Event]) -> List<DedupKey> {
+    let mut keys: List<DedupKey> = events.iter().flat_map(Event::identities).cloned().collect();
     keys.sort_unstable();
     keys
 }
 
-/// The replies for the keys of a delivery, sorted by key.
-#[derive(Debug, Default)]
-pub(super) struct Replies(List<(DedupKey, Reply)>);
+/// Returns the identity that is claimed first.
+pub(super) fn first_identity(event: &Event) -> &DedupKey {
+    event.second_identity().unwrap_or(event.key())
+}
+
+/// The replies for the identities of a delivery, in the order of its events.
+#[derive(Debug)]
+pub(super) struct Replies {
+    /// For the first identity of each event.
+    pub(super) first: List<Reply>,
+    /// For the keys that were claimed after their second identities.
+    pub(super) later: Vec<Option<Reply>>,
+}
 
 impl Replies {
-    pub(super) fn add(&mut self, replies: impl IntoIterator<Item = (DedupKey, Reply)>) {
-        self.0.extend(replies);
-        self.0.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
+    /// Returns the replies for the key and for the second identity of an event.
+    fn of(&self, at: usize, event: &Event) -> [Option<&Reply>; 2] {
+        let first = self.first.get(at);
+        match event.second_identity() {
+            Some(_) => [self.later.get(at).and_then(Option::as_ref), first],
+            None => [first, None],
+        }
     }
 
-    fn of(&self, key: &DedupKey) -> Option<&Reply> {
-        let at = self.0.binary_search_by(|(other, _)| other.cmp(key)).ok()?;
-        Some(&self.0[at].1)
-    }
-
-    pub(super) fn are_first(&self) -> bool {
-        self.0.iter().all(|(_, reply)| reply.as_ref().is_ok_and(is_first))
-    }
-
-    /// Returns the keys that were claimed, or whose claim has an unknown outcome.
-    pub(super) fn may_be_held(&self) -> List<DedupKey> {
-        let held = self.0.iter().filter(|(_, reply)| may_be_held(reply));
-        held.map(|(key, _)| key.clone()).collect()
-    }
-
-    /// Returns the keys to claim after the first step, sorted: rule 2.
-    pub(super) fn later_keys(&self, events: &[Event]) -> List<DedupKey> {
-        let second = |event: &Event| self.of(event.second_identity()?);
-        let is_later = |event: &&Event| match second(event) {
-            Some(Ok(ClaimReply::First { .. })) => true,
-            Some(Ok(ClaimReply::Duplicate(seen))) => is_complete_for(event.key(), seen),
-            _ => false,
-        };
-        let mut later: List<DedupKey> =
-            events.iter().filter(is_later).map(|event| event.key().clone()).collect();
-        later.sort_unstable();
-        later
+    /// Returns `true` if no reply tells of another delivery.
+    pub(super) fn tell_of_no_other(&self) -> bool {
+        let mut replies = self.first.iter().chain(self.later.iter().flatten());
+        replies.all(|reply| reply.as_ref().map_or(true, is_first))
     }
 
     /// Returns the error of a claim. Unreadable data may belong to a duplicate, so such an error comes first: it
     /// decides whether a handler runs.
     pub(super) fn into_error(self) -> Option<StoreError> {
-        let errors = self.0.into_iter().filter_map(|(_, reply)| reply.err());
+        let replies = self.first.into_iter().chain(self.later.into_iter().flatten());
+        let errors = replies.filter_map(Result::err);
         errors.min_by_key(|error| error.kind() != StoreErrorKind::Corrupt)
     }
+}
+
+/// Returns `true` if the key of an event is claimed after this reply for its second identity: rule 2.
+pub(super) fn leads_to_key(event: &Event, second: &Reply) -> bool {
+    event.second_identity().is_some()
+        && match second {
+            Ok(ClaimReply::Duplicate(seen)) => is_complete_for(event.key(), seen),
+            second => second.as_ref().is_ok_and(is_first),
+        }
 }
 
 fn is_first(reply: &ClaimReply) -> bool {
     matches!(reply, ClaimReply::First { .. })
 }
 
-fn may_be_held(reply: &Reply) -> bool {
+/// Returns `true` if the key was claimed, or its claim has an unknown outcome.
+pub(super) fn may_be_held(reply: &Reply) -> bool {
     reply.as_ref().map_or_else(StoreError::is_unknown, is_first)
 }
 
@@ -134,11 +127,11 @@ pub(super) struct Resolution {
     pub(super) new: List<Event>,
     /// The claimed identities of the events that run, sorted.
     pub(super) held: List<DedupKey>,
-    attempt: u32,
-    takeover: bool,
-    in_flight: bool,
-    duplicate: Option<Seen>,
-    mismatch: bool,
+    pub(super) attempt: u32,
+    pub(super) takeover: bool,
+    pub(super) in_flight: bool,
+    pub(super) duplicate: Option<Seen>,
+    pub(super) mismatch: bool,
     /// Keys to release: rule 5.
     pub(super) release: List<DedupKey>,
     /// The events run although the store has not replied.
@@ -146,15 +139,6 @@ pub(super) struct Resolution {
 }
 
 impl Resolution {
-    /// Runs this event.
-    pub(super) fn first(
-        new: List<Event>,
-        held: List<DedupKey>,
-        (attempt, takeover): (u32, bool),
-    ) -> Self {
-        Self { new, held, attempt, takeover, ..Self::default() }
-    }
-
     /// Lets the events run although the store has not replied.
     pub(super) fn unprotected(new: List<Event>, error: &StoreError) -> Self {
         if let Some(event) = new.first() {
@@ -164,52 +148,58 @@ impl Resolution {
         Self { new, held, attempt: 1, is_unprotected: true, ..Self::default() }
     }
 
-    /// Returns the verdict on the delivery. Its ledger holds something for the events that run, and makes their claim.
-    pub(super) fn begin<T: OfLedger, C>(
-        &mut self,
-        of_ledger: impl FnOnce(List<DedupKey>) -> T,
-        claim: impl FnOnce(Arc<Inner<T>>) -> Option<C>,
-    ) -> Begin<C> {
-        if self.new.is_empty() {
-            return self.without_new();
+    /// Notes the replies for an event.
+    fn add(&mut self, event: &Event, [key, second]: [Option<&Reply>; 2], terms: &CallTerms) {
+        use ClaimReply::{Duplicate, First};
+        let deciding = match second {
+            // Rule 2.
+            Some(Ok(Duplicate(seen))) if is_complete_for(event.key(), seen) => None,
+            second => second,
+        };
+        match (key, deciding) {
+            (Some(Ok(First { .. })), None | Some(Ok(First { .. }))) => {
+                self.new.push(event.clone());
+            }
+            (Some(Ok(Duplicate(seen))), _) => self.add_duplicate(event, event.key(), seen, terms),
+            (_, Some(Ok(Duplicate(seen)))) => {
+                self.add_duplicate(event, first_identity(event), seen, terms);
+            }
+            // A missing reply claims nothing.
+            _ => self.in_flight = true,
         }
-        let Self { attempt, takeover, in_flight, mismatch, is_unprotected, .. } = *self;
-        let (new, held) = (std::mem::take(&mut self.new), std::mem::take(&mut self.held));
-        let of_ledger = of_ledger(held);
-        let inner = Arc::new(Inner::new(new, (attempt, takeover), is_unprotected, None, of_ledger));
-        let delivery = Delivery::from(Arc::clone(&inner));
-        let claim = claim(inner);
-        // A subscriber may panic: the claim exists before.
-        if let (true, Some(event)) = (takeover, delivery.events().first()) {
-            observe::records::takeover(event.key(), attempt);
+        let is_new = self.new.last().is_some_and(|new| new.key() == event.key());
+        for (identity, reply) in event.identities().zip([key, second]) {
+            match reply {
+                Some(Ok(First { attempt, takeover })) if is_new => {
+                    self.held.push(identity.clone());
+                    self.attempt = self.attempt.max(*attempt);
+                    self.takeover |= takeover;
+                }
+                Some(reply) if may_be_held(reply) => self.release.push(identity.clone()),
+                _ => {}
+            }
         }
-        Begin::First { claim, delivery, in_flight, mismatch }
     }
 
-    /// Returns the verdict on a delivery without a new event.
-    pub(super) fn without_new<C>(&mut self) -> Begin<C> {
-        match self.duplicate.take() {
-            Some(seen) if !self.in_flight && self.mismatch => Begin::Mismatch(seen),
-            Some(seen) if !self.in_flight => Begin::Duplicate(seen),
-            _ => Begin::InFlight,
-        }
+    /// Returns when the first event was seen, if every event is complete.
+    pub(super) fn all_complete(&mut self) -> Option<Seen> {
+        self.duplicate.take_if(|_| self.new.is_empty() && !self.in_flight)
     }
 
-    /// Notes that a key of `event` is complete.
-    fn add_duplicate(&mut self, event: &Event, key: &DedupKey, seen: &Seen, terms: &CallTerms) {
-        let is_key = key == event.key();
-        if is_key && is_mismatch(key, seen, terms) {
-            self.mismatch = true;
-            observe::records::mismatch(key);
-        }
-        let is_others = |named: [u8; 32]| named != event.key().sha256();
-        if !is_key && named_key(seen).is_some_and(is_others) {
+    /// Notes that an identity of `event` is complete.
+    fn add_duplicate(&mut self, event: &Event, by: &DedupKey, seen: &Seen, terms: &CallTerms) {
+        if by == event.key() {
+            if is_mismatch(by, seen, terms) {
+                self.mismatch = true;
+                observe::records::mismatch(by);
+            }
+        } else if named_key(seen).is_some_and(|named| named != event.key().sha256()) {
             let report = if event.alias().is_some() {
                 observe::records::same_event
             } else {
                 observe::records::same_body
             };
-            report(event.key(), key);
+            report(event.key(), by);
         }
         // A response answers a delivery of one event.
         let replays = terms.fetch() == Fetch::DigestAndResponse;
@@ -221,39 +211,9 @@ impl Resolution {
 /// Resolves the replies for these events.
 pub(super) fn resolve(events: &[Event], replies: &Replies, terms: &CallTerms) -> Resolution {
     let mut resolution = Resolution::default();
-    let mut new = Vec::new();
-    for event in events {
-        let identities = event.identities().map(|key| (key, replies.of(key)));
-        let mut deciding = identities.clone().filter(|(key, reply)| match reply {
-            // Rule 2.
-            Some(Ok(ClaimReply::Duplicate(seen))) if *key != event.key() => {
-                !is_complete_for(event.key(), seen)
-            }
-            _ => true,
-        });
-        let duplicate = deciding.clone().find_map(|(key, reply)| match reply? {
-            Ok(ClaimReply::Duplicate(seen)) => Some((key, seen)),
-            _ => None,
-        });
-        if let Some((key, seen)) = duplicate {
-            resolution.add_duplicate(event, key, seen, terms);
-        } else if deciding.all(|(_, reply)| matches!(reply, Some(Ok(ClaimReply::First { .. })))) {
-            for (key, reply) in identities {
-                let Some(Ok(ClaimReply::First { attempt, takeover })) = reply else { continue };
-                resolution.held.push(key.clone());
-                resolution.attempt = resolution.attempt.max(*attempt);
-                resolution.takeover |= takeover;
-            }
-            new.push(event.clone());
-            continue;
-        } else {
-            // A missing reply claims nothing.
-            resolution.in_flight = true;
-        }
-        let held = identities.filter(|(_, reply)| reply.is_some_and(may_be_held));
-        resolution.release.extend(held.map(|(key, _)| key.clone()));
+    for (at, event) in events.iter().enumerate() {
+        resolution.add(event, replies.of(at, event), terms);
     }
-    resolution.new = new.into();
     resolution.held.sort_unstable();
     resolution.release.sort_unstable();
     resolution
@@ -268,6 +228,7 @@ fn is_mismatch(key: &DedupKey, seen: &Seen, terms: &CallTerms) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
     use std::time::Duration;
 
     use super::*;
@@ -285,8 +246,8 @@ mod tests {
         }
     }
 
-    fn flat(events: &[&str]) -> (List<Event>, List<DedupKey>) {
-        flatten(&Keys::new(events.iter().map(|it| event(it)).collect()).unwrap())
+    fn events(events: &[&str]) -> List<Event> {
+        distinct(&Keys::new(events.iter().map(|it| event(it)).collect()).unwrap())
     }
 
     const FIRST: ClaimReply = ClaimReply::first(1, false);
@@ -306,27 +267,27 @@ mod tests {
         CallTerms::on_completion([0; 16].into(), Duration::ZERO, Duration::ZERO)
     }
 
-    fn of(replies: &[(&str, ClaimReply)]) -> Replies {
-        let mut sorted = Replies::default();
-        sorted.add(replies.iter().map(|(id, reply)| (key(id), Ok(reply.clone()))));
-        sorted
-    }
-
     #[test]
     fn second_identity_is_claimed_first_and_its_key_after_it() {
-        let (events, first) = flat(&["a+s", "b+t", "c+u", "d+v", "e+w", "f"]);
-        assert_eq!(*first, ["f", "s", "t", "u", "v", "w"].map(key));
-        assert_eq!(*identities(&events[4..]), ["e", "f", "w"].map(key));
-        let mut replies = of(&[
-            ("f", FIRST),
+        let events = events(&["a+s", "b+t", "c+u", "d+v", "e+w", "f"]);
+        let first = [
             ("s", FIRST),
             ("t", DUPLICATE),
             ("u", ClaimReply::InFlight),
             ("v", complete_for("d")),
             ("w", complete_for("a")),
-        ]);
-        assert_eq!(*replies.later_keys(&events), ["a", "d"].map(key));
-        replies.add(of(&[("a", FIRST), ("d", FIRST)]).0);
+            ("f", FIRST),
+        ];
+        let are_asked: Vec<_> = events.iter().map(|event| first_identity(event).id()).collect();
+        assert_eq!(are_asked, first.each_ref().map(|(id, _)| *id));
+        let replies = first.map(|(_, reply)| Ok(reply));
+        let is_later = events.iter().zip(&replies).map(|(event, reply)| leads_to_key(event, reply));
+        let later: Vec<_> = is_later.map(|is_later| is_later.then_some(Ok(FIRST))).collect();
+        assert_eq!(
+            later.iter().map(Option::is_some).collect::<Vec<_>>(),
+            [true, false, false, true, false, false]
+        );
+        let replies = Replies { first: replies.into_iter().collect(), later };
         let resolution = resolve(&events, &replies, &terms());
         assert_eq!(*resolution.new, ["a+s", "d+v", "f"].map(event));
         assert_eq!(*resolution.held, ["a", "d", "f", "s"].map(key));
@@ -334,26 +295,36 @@ mod tests {
         assert!(resolution.release.is_empty());
     }
 
+    #[test]
+    fn event_that_shares_an_identity_with_an_earlier_one_is_claimed_once() {
+        let distinct = events(&["a+s", "b", "a+t", "c+s", "b"]);
+        assert_eq!(*distinct, ["a+s", "b"].map(event));
+        assert_eq!(*identities(&distinct), ["a", "b", "s"].map(key));
+    }
+
     /// An event that does not run: whether it is in flight or a duplicate, and what is released.
     #[test]
     fn event_without_both_identities_does_not_run_and_holds_nothing() {
-        for (replies, in_flight, release) in [
-            (of(&[("s", FIRST), ("a", DUPLICATE)]), false, "s"),
-            (of(&[("s", FIRST), ("a", ClaimReply::InFlight)]), true, "s"),
+        let in_flight = || Some(ClaimReply::InFlight);
+        for (second, key, is_in_flight, release) in [
+            (Some(FIRST), Some(DUPLICATE), false, "s"),
+            (Some(FIRST), in_flight(), true, "s"),
             // The reply is missing.
-            (of(&[("s", FIRST)]), true, "s"),
-            (of(&[]), true, ""),
+            (Some(FIRST), None, true, "s"),
+            (None, None, true, ""),
             // The row of the second identity belongs to another claim.
-            (of(&[("s", complete_for("a")), ("a", DUPLICATE)]), false, ""),
-            (of(&[("s", complete_for("a")), ("a", ClaimReply::InFlight)]), true, ""),
+            (Some(complete_for("a")), Some(DUPLICATE), false, ""),
+            (Some(complete_for("a")), in_flight(), true, ""),
             // Both were claimed at once.
-            (of(&[("s", DUPLICATE), ("a", FIRST)]), false, "a"),
-            (of(&[("s", ClaimReply::InFlight), ("a", FIRST)]), true, "a"),
+            (Some(DUPLICATE), Some(FIRST), false, "a"),
+            (in_flight(), Some(FIRST), true, "a"),
         ] {
-            let resolution = resolve(&flat(&["a+s"]).0, &replies, &terms());
+            let replies =
+                Replies { first: second.into_iter().map(Ok).collect(), later: vec![key.map(Ok)] };
+            let resolution = resolve(&events(&["a+s"]), &replies, &terms());
             assert!(resolution.new.is_empty() && resolution.held.is_empty());
             let found = (resolution.in_flight, resolution.duplicate.is_none());
-            assert_eq!(found, (in_flight, in_flight), "{replies:?}");
+            assert_eq!(found, (is_in_flight, is_in_flight), "{replies:?}");
             let released: Vec<_> = resolution.release.iter().map(DedupKey::id).collect();
             assert_eq!(released.join(" "), release);
         }
@@ -362,11 +333,12 @@ mod tests {
     #[test]
     fn payload_and_response_are_those_of_the_key() {
         let response = StoredResponse::new(Default::default(), Default::default(), "a".into());
-        let replies = of(&[("a", complete(Some([1; 32]), Some(Arc::new(response))))]);
+        let reply = complete(Some([1; 32]), Some(Arc::new(response)));
+        let replies = Replies { first: List::from([Ok(reply)]), later: Vec::new() };
         let terms = terms().with_payloads([(key("a"), [2; 32])]);
         for fetch in [Fetch::Nothing, Fetch::Digest, Fetch::DigestAndResponse] {
             let terms = terms.clone().with_fetch(fetch);
-            let resolution = resolve(&flat(&["a"]).0, &replies, &terms);
+            let resolution = resolve(&events(&["a"]), &replies, &terms);
             assert!(resolution.mismatch);
             let stored = resolution.duplicate.unwrap().stored;
             assert_eq!(stored.is_some(), fetch == Fetch::DigestAndResponse);

@@ -8,13 +8,12 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 
-use super::call;
-use super::held::HeldLease;
-use super::renewal::report;
+use super::call::{self, Calls};
+use super::contract::Permanent;
+use super::held::{HeldLease, report};
 use super::times::delays;
-use crate::adapter::contract::{CallTerms, DedupAdapter};
 use crate::error::{StoreError, StoreErrorKind};
-use crate::key::DedupKey;
+use crate::key::{DedupKey, List};
 use crate::observe;
 
 const FIRST_DELAY: Duration = Duration::from_millis(50);
@@ -29,30 +28,32 @@ const MOST_IN_BACKGROUND: usize = 16;
 /// claim may reach the store after it, and would hold the key for a further lease.
 const BOUND: Duration = Duration::from_secs(600);
 
+/// Jobs of each kind at once. On arrival, a release loses an event if it finds no slot; under a lease, it
+/// leaves its key to the lease.
+const MOST_COMPLETIONS: usize = 16_384;
+const MOST_RELEASES: usize = 4_096;
+const MOST_RELEASES_ON_ARRIVAL: usize = 16_384;
+
 /// Runs jobs in the background: each repeats its calls until they succeed.
-pub(super) struct RetryPool {
-    tasks: TaskTracker,
-    slots: Arc<Semaphore>,
+pub(super) struct Background {
+    pub(super) tasks: TaskTracker,
+    completions: Arc<Semaphore>,
+    /// Separate from `completions`, because an outage leads to many releases. A refused release blocks
+    /// a key for a lease; a refused completion runs an event twice.
+    releases: Arc<Semaphore>,
 }
 
 /// Calls of one kind, one for each key.
 pub(super) struct RetryJob {
     pub(super) write: Write,
-    pub(super) adapter: Arc<dyn DedupAdapter>,
-    pub(super) keys: Arc<[DedupKey]>,
-    pub(super) terms: CallTerms,
-    /// The bound of one call.
-    pub(super) store_timeout: Duration,
+    pub(super) calls: Calls,
+    pub(super) keys: List<DedupKey>,
 }
 
 /// The kind of a background write.
 pub(super) enum Write {
     Claim,
-    /// A delivery that ran unprotected has claimed nothing.
-    Complete {
-        lease: Arc<HeldLease>,
-        is_claimed: bool,
-    },
+    Complete(Arc<HeldLease>),
     Release,
 }
 
@@ -61,7 +62,7 @@ impl RetryJob {
     fn operation(&self) -> (&'static str, fn(&DedupKey)) {
         match self.write {
             Write::Claim => ("claim", observe::records::background_claimed),
-            Write::Complete { .. } => ("complete", observe::records::background_completed),
+            Write::Complete(_) => ("complete", observe::records::background_completed),
             Write::Release => ("release", observe::records::background_released),
         }
     }
@@ -74,37 +75,45 @@ impl RetryJob {
 
     /// Makes the calls, a few at a time: a key that the store refuses delays no other key. After `end`, no call
     /// follows an error. Returns an error after which the job is repeated, if there is one, or else another error.
-    async fn attempt(&self, end: Instant) -> Result<(), StoreError> {
-        let (adapter, terms, bound) = (&*self.adapter, &self.terms, self.store_timeout);
-        let mut errors = Vec::new();
+    async fn attempt(&self, end: Instant) -> Option<StoreError> {
+        let (calls, mut failed) = (&self.calls, None);
         for keys in self.keys.chunks(MOST_IN_BACKGROUND) {
-            if !errors.is_empty() && Instant::now() >= end {
+            if failed.is_some() && Instant::now() >= end {
                 break;
             }
-            errors.extend(match &self.write {
-                Write::Claim => call::errors(call::claim(adapter, keys, terms, bound).await),
-                Write::Release => call::errors(call::release(adapter, keys, terms, bound).await),
-                Write::Complete { lease, is_claimed } => {
-                    let replies = call::complete(adapter, keys, terms, bound).await;
-                    report(keys, &replies, *is_claimed, lease);
+            let errors = match &self.write {
+                Write::Claim => call::errors(calls.claim(keys).await),
+                Write::Release => call::errors(calls.release(keys).await),
+                Write::Complete(lease) => {
+                    let replies = calls.complete(keys).await;
+                    report(keys, &replies, lease);
                     call::errors(replies)
                 }
-            });
+            };
+            let errors = failed.into_iter().chain(errors);
+            failed = errors.min_by_key(|error| !self.repeats(error));
         }
-        let repeated = errors.iter().position(|error| self.repeats(error)).unwrap_or_default();
-        if errors.is_empty() { Ok(()) } else { Err(errors.swap_remove(repeated)) }
+        failed
     }
 }
 
-impl RetryPool {
-    /// Makes a pool for at most `most` jobs at once, each a task of these.
-    pub(super) fn new(most: usize, tasks: &TaskTracker) -> Self {
-        Self { tasks: tasks.clone(), slots: Arc::new(Semaphore::new(most)) }
+impl Background {
+    pub(super) fn new(permanent: Permanent) -> Self {
+        let most_releases = match permanent {
+            Permanent::OnArrival => MOST_RELEASES_ON_ARRIVAL,
+            Permanent::Lease | Permanent::Transactional => MOST_RELEASES,
+        };
+        let tasks = TaskTracker::new();
+        // A closed tracker still takes tasks; `wait` ends only on a closed one.
+        tasks.close();
+        let [completions, releases] =
+            [MOST_COMPLETIONS, most_releases].map(|most| Arc::new(Semaphore::new(most)));
+        Self { tasks, completions, releases }
     }
 
-    /// Reserves a slot for a job that must not be refused later.
+    /// Reserves a slot for a release that must not be refused later.
     pub(super) fn reserve(&self) -> Option<OwnedSemaphorePermit> {
-        Arc::clone(&self.slots).try_acquire_owned().ok()
+        Arc::clone(&self.releases).try_acquire_owned().ok()
     }
 
     /// Repeats the calls with growing pauses until they succeed, their bound has passed, or an error ends the job.
@@ -121,7 +130,12 @@ impl RetryPool {
         // Calls without a key reach no store.
         let Some(key) = job.keys.first() else { return };
         let (operation, report_done) = job.operation();
-        let (slot, runtime) = (slot.or_else(|| self.reserve()), Handle::try_current());
+        let slots = match job.write {
+            Write::Complete(_) => &self.completions,
+            Write::Claim | Write::Release => &self.releases,
+        };
+        let slot = slot.or_else(|| Arc::clone(slots).try_acquire_owned().ok());
+        let runtime = Handle::try_current();
         let (Some(slot), Ok(runtime)) = (slot, runtime) else {
             return observe::records::background_refused(key, operation);
         };
@@ -129,17 +143,17 @@ impl RetryPool {
         let task = async move {
             let end = Instant::now() + BOUND;
             let mut delays = delays(FIRST_DELAY, LONGEST_DELAY, 2.0);
-            let ended = loop {
-                let Err(error) = job.attempt(end).await else { break Ok(()) };
+            let failed = loop {
+                let Some(error) = job.attempt(end).await else { break None };
                 let left = end.saturating_duration_since(Instant::now());
                 if left.is_zero() || !job.repeats(&error) {
-                    break Err(error);
+                    break Some(error);
                 }
                 tokio::time::sleep(delays.next().unwrap_or(LONGEST_DELAY).min(left)).await;
             };
-            match ended {
-                Ok(()) => report_done(&job.keys[0]),
-                Err(error) => observe::records::background_failed(&job.keys[0], operation, &error),
+            match failed {
+                None => report_done(&job.keys[0]),
+                Some(error) => observe::records::background_failed(&job.keys[0], operation, &error),
             }
             drop((guard, slot, pending));
         };

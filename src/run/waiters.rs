@@ -18,7 +18,7 @@ use tokio::time::{Instant, sleep_until, timeout_at};
 
 use crate::error::StoreError;
 use crate::key::{DedupKey, Keys};
-use crate::ledger::{AnyLedger, Begin, BeginContext, Claim, PollDelays, deadline_in, poll_delays};
+use crate::ledger::{AnyLedger, Begin, BeginContext, PollDelays, deadline_in, poll_delays};
 
 /// How many deliveries wait for one key.
 const MOST_OF_A_KEY: usize = 8;
@@ -34,28 +34,10 @@ pub(crate) struct Waiters {
 /// What deliveries with equal identities wait for. Each of them holds a handle to it, and the map one more.
 struct Awaited {
     keys: Keys,
-    turn: sync::Mutex<Polls>,
+    /// The pauses before the next claims.
+    turn: sync::Mutex<PollDelays>,
     /// Keeps one permit if nobody waits for it: the waiter with the turn may be claiming.
     ended: Notify,
-}
-
-/// The times at which an event in flight is claimed again.
-struct Polls {
-    delays: PollDelays,
-    due: Instant,
-}
-
-impl Polls {
-    fn start() -> Self {
-        let mut polls = Self { delays: poll_delays(), due: Instant::now() };
-        polls.advance();
-        polls
-    }
-
-    /// Counts the next pause from now.
-    fn advance(&mut self) {
-        self.due = Instant::now() + self.delays.next().unwrap_or_default();
-    }
 }
 
 /// What a delivery holds while it runs, and not while it waits.
@@ -92,7 +74,7 @@ impl Waiters {
         }
         let known = of_key.iter().find(|awaited| awaited.keys == *keys).map(Arc::clone);
         let awaited = known.unwrap_or_else(|| {
-            let (turn, ended) = (sync::Mutex::new(Polls::start()), Notify::new());
+            let (turn, ended) = (sync::Mutex::new(poll_delays()), Notify::new());
             let awaited = Arc::new(Awaited { keys: keys.clone(), turn, ended });
             of_key.push(Arc::clone(&awaited));
             awaited
@@ -143,20 +125,21 @@ impl Waiter<'_> {
         context: &BeginContext,
         bound: Duration,
         admission: &mut A,
-    ) -> Result<Result<Begin<Claim>, StoreError>, A::Refusal> {
+    ) -> Result<Result<Begin, StoreError>, A::Refusal> {
         let deadline = deadline_in(bound);
         let Some(awaited) = &self.awaited else { return Ok(Ok(Begin::InFlight)) };
-        let Ok(mut polls) = timeout_at(deadline, awaited.turn.lock()).await else {
+        let Ok(mut pauses) = timeout_at(deadline, awaited.turn.lock()).await else {
             return Ok(Ok(Begin::InFlight));
         };
         loop {
             admission.release();
+            let due = Instant::now() + pauses.next().unwrap_or_default();
             tokio::select! {
                 biased;
                 () = awaited.ended.notified() => {}
-                () = sleep_until(polls.due.min(deadline)) => {
+                () = sleep_until(due.min(deadline)) => {
                     // A waiter that is alone claims a last time. The polls of others go on without it.
-                    if polls.due > deadline && awaited.waiters() > 1 {
+                    if due > deadline && awaited.waiters() > 1 {
                         return Ok(Ok(Begin::InFlight));
                     }
                 }
@@ -164,8 +147,7 @@ impl Waiter<'_> {
             admission.admit(deadline).await?;
             // It does not fail open: another delivery runs this event, so an error of the store must not start it
             // unprotected.
-            let begun = ledger.begin(&awaited.keys, &context.again()).await;
-            polls.advance();
+            let begun = ledger.begin(&awaited.keys, context.again()).await;
             if matches!(begun, Ok(Begin::Duplicate(_) | Begin::Mismatch(_))) {
                 awaited.ended.notify_one();
             }

@@ -270,7 +270,8 @@ async fn handler_that_blocks_its_thread_keeps_its_lease() {
 fn blocked_runtime_delays_no_renewal_of_another_runtime() {
     let (store, handler) = (store(), Handler::default());
     let service = lease(&store)
-        .lease(Duration::from_millis(600))
+        // A third of it is longer than the sweeper sleeps.
+        .lease(Duration::from_millis(900))
         .on_in_flight(tower_dedup::OnInFlight::Reject)
         .layer(handler.service());
     let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();

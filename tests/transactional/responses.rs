@@ -125,13 +125,14 @@ async fn event_is_in_flight_for_as_long_as_its_handler_makes_its_response<D: Db>
     }
 }
 
-/// A process dies between its commit and the response: until the lease is over the event is in flight for a layer that
-/// stores responses, and a duplicate for others.
+/// A process dies between its commit and the response: for a lease the event is in flight for a layer that stores
+/// responses, and a duplicate for others. The lease of its claim may be over.
 async fn event_that_awaits_its_response_is_in_flight<D: Db>() {
     let db = D::create().await;
     let (adapter, key) = (db.adapter(), dedup_key("a"));
     let mine = terms().with_fetch(tower_dedup::adapter::contract::Fetch::DigestAndResponse);
     adapter.claim(&key, &mine).await.unwrap();
+    db.advance(Duration::from_secs(61)).await;
     let completion = adapter.completion(std::slice::from_ref(&key), &mine, None).unwrap().first();
     let (sql, parameter) = (completion.sql().to_owned(), completion.parameter().to_owned());
     let mut connection = db.pool().acquire().await.unwrap();

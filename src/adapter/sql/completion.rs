@@ -30,12 +30,14 @@ pub(in crate::adapter) fn completion_json(
         event(key, data.map(|sha256| hex(&sha256)))
     });
     let response = terms.response();
+    let awaits = terms.fetch() == Fetch::DigestAndResponse && response.is_none();
     json!({
         "token": hex(terms.token().as_bytes()),
         "mark": mark,
         "first": first,
-        // The layer adds the response to the complete row. Until then the event is in flight for its duplicates.
-        "keeps_lease": terms.fetch() == Fetch::DigestAndResponse && response.is_none(),
+        // The layer adds the response to the complete row. Until then the event is in flight for its duplicates, for a
+        // lease at most: the lease of the claim may be over.
+        "lease_ms": awaits.then(|| terms.lease_ms().min(retention_ms)),
         "retention_ms": retention_ms,
         "idle_ms": idle_ms(terms),
         "events": events.collect::<Vec<_>>(),

@@ -4,10 +4,11 @@
 -- lease. The text of an error has a value of the run, because the planner evaluates a constant one, and the statement
 -- would always fail.
 WITH asked AS MATERIALIZED (
-  SELECT d.token, d.mark, d.first, d.keeps_lease, d.retention_ms * interval '1 millisecond' AS retention, d.idle_ms,
+  SELECT d.token, d.mark, d.first, d.lease_ms * interval '1 millisecond' AS lease,
+    d.retention_ms * interval '1 millisecond' AS retention, d.idle_ms,
     pg_catalog.jsonb_array_length(d.events) AS n, d.status, d.headers, pg_catalog.decode(d.body, 'hex') AS body
   FROM pg_catalog.jsonb_to_record($1::text::jsonb) AS d (
-    token uuid, mark text, first boolean, keeps_lease boolean, retention_ms bigint, idle_ms bigint, events jsonb,
+    token uuid, mark text, first boolean, lease_ms bigint, retention_ms bigint, idle_ms bigint, events jsonb,
     status smallint, headers text, body text
   )
 ), bounds AS MATERIALIZED (
@@ -25,7 +26,7 @@ WITH asked AS MATERIALIZED (
   FROM asked AS a
 ), held AS MATERIALIZED (
   -- FOR UPDATE carries the whole rows of the other tables beside each row. So `asked` has no list of events.
-  SELECT t.key, a.token, a.keeps_lease, a.retention, a.status, a.headers, a.body,
+  SELECT t.key, a.token, a.lease, a.retention, a.status, a.headers, a.body,
     pg_catalog.decode(e.sha256, 'hex') AS sha256
   FROM asked AS a
   CROSS JOIN bounds AS b
@@ -42,10 +43,11 @@ WITH asked AS MATERIALIZED (
     token = h.token,
     completed_at = pg_catalog.clock_timestamp(),
     -- A complete row with a live lease waits for its response.
-    lease_until = CASE WHEN h.keeps_lease THEN t.lease_until END,
+    lease_until = pg_catalog.clock_timestamp() + h.lease,
     -- A row that only a release has made has expired.
-    expires_at = CASE WHEN t.expires_at <= pg_catalog.clock_timestamp()
-      THEN pg_catalog.clock_timestamp() + h.retention ELSE t.expires_at END,
+    expires_at = GREATEST(pg_catalog.clock_timestamp() + h.lease, CASE
+      WHEN t.expires_at <= pg_catalog.clock_timestamp() THEN pg_catalog.clock_timestamp() + h.retention
+      ELSE t.expires_at END),
     payload_sha256 = h.sha256,
     response_status = h.status, response_headers = h.headers, response_body = h.body
   FROM held AS h

@@ -11,7 +11,7 @@ SELECT e.value ->> 0, e.value ->> 1,
   CASE WHEN h.id IS NULL OR h.completed_at IS NOT NULL
     THEN json_extract('[]', 'tower_dedup: event ' || e.key || ' is complete or has no row: roll back') ELSE 0 END,
   0, 0, {now} + (?1 ->> '$.retention_ms'), unhex(?1 ->> '$.token'),
-  CASE WHEN ?1 ->> '$.keeps_lease' THEN h.lease_until END,
+  {now} + (?1 ->> '$.lease_ms'),
   unhex(e.value ->> 2), ?1 ->> '$.status', ?1 ->> '$.headers', unhex(?1 ->> '$.body')
 FROM json_each(?1, '$.events') AS e
 LEFT JOIN {table} AS h ON h.namespace = e.value ->> 0 AND h.id = e.value ->> 1
@@ -20,7 +20,9 @@ ON CONFLICT (namespace, id) DO UPDATE SET
   token = excluded.token,
   completed_at = {now},
   lease_until = excluded.lease_until,
-  expires_at = CASE WHEN t.expires_at <= {now} THEN excluded.expires_at ELSE t.expires_at END,
+  expires_at = max(
+    coalesce(excluded.lease_until, 0), CASE WHEN t.expires_at <= {now} THEN excluded.expires_at ELSE t.expires_at END
+  ),
   payload_sha256 = excluded.payload_sha256,
   response_status = excluded.response_status,
   response_headers = excluded.response_headers,
