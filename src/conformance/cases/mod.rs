@@ -2,15 +2,19 @@
 
 mod answers;
 mod completion;
-mod corrupt;
 mod fence;
-mod held;
 mod inspection;
-mod lease;
 mod maintenance;
-mod on_claim;
 mod races;
 mod stored;
+
+use answers::*;
+use completion::*;
+use fence::*;
+use inspection::*;
+use maintenance::*;
+use races::*;
+use stored::*;
 
 use super::store::{Maintained, RemoteStore, Store, Transactional};
 use super::trace::{Case, run};
