@@ -41,10 +41,10 @@ pub(super) async fn first_commit_wins_in_every_state<S: Transactional>(store: S)
                 // A release may leave a row where there was none.
                 continue;
             }
-            assert!(is_complete, "{key:?}");
-            assert!(adapter.is_complete(&key, &mine).await.unwrap(), "{key:?}");
-            assert!(!adapter.is_complete(&key, &other).await.unwrap(), "{key:?}");
-            assert!(is_duplicate(&adapter.claim(&key, &leased()).await.unwrap()), "{key:?}");
+            assert!(is_complete, "{:?}", key.id());
+            assert!(adapter.is_complete(&key, &mine).await.unwrap(), "{:?}", key.id());
+            assert!(!adapter.is_complete(&key, &other).await.unwrap(), "{:?}", key.id());
+            assert!(is_duplicate(&adapter.claim(&key, &leased()).await.unwrap()), "{:?}", key.id());
         }
     }
 }
@@ -60,9 +60,9 @@ pub(super) async fn complete_or_missing_row_refuses_all<S: Transactional>(store:
     for other in [&done, &missing] {
         let mut keys = [own.clone(), other.clone()];
         keys.sort();
-        assert!(!complete(&store, slice::from_ref(other), &mine).await, "{other:?}");
-        assert!(!complete(&store, &keys, &mine).await, "{other:?}");
-        assert!(!adapter.is_complete(&own, &mine).await.unwrap(), "{other:?}");
+        assert!(!complete(&store, slice::from_ref(other), &mine).await, "{:?}", other.id());
+        assert!(!complete(&store, &keys, &mine).await, "{:?}", other.id());
+        assert!(!adapter.is_complete(&own, &mine).await.unwrap(), "{:?}", other.id());
     }
     assert!(!adapter.is_complete(&missing, &mine).await.unwrap());
     let own = slice::from_ref(&own);
@@ -172,7 +172,7 @@ pub(super) async fn transactions_that_race_complete_once<S: Transactional>(store
 const AT_ONCE: Duration = Duration::from_millis(50);
 
 /// Asserts that the fastest of these rounds ends at once.
-async fn at_once(rounds: u32, round: impl AsyncFn(u32)) {
+async fn rounds_end_at_once(rounds: u32, round: impl AsyncFn(u32)) {
     let mut fastest = Duration::MAX;
     for number in 0..rounds {
         let start = Instant::now();
@@ -192,7 +192,7 @@ pub(super) async fn claims_beside_held_rows_return_at_once<S: Store>(store: S) {
         prepare(&store, key.id(), &[(key.clone(), mine.clone())]).await;
     }
     let _held = join_all([&live, &lapsed, &released, &complete].map(|key| store.hold(key))).await;
-    at_once(50, async |round| {
+    rounds_end_at_once(50, async |round| {
         let (new, other) = (key(&format!("new-{round}")), leased());
         let claims = [&live, &lapsed, &released, &complete, &new];
         let claims = join_all(claims.map(|key| adapter.claim(key, &other))).await;
@@ -216,7 +216,7 @@ pub(super) async fn renewal_of_a_held_row_returns_at_once_and_is_not_lost<S: Sto
     adapter.claim(&held, &mine).await.unwrap();
     adapter.claim(&other, &mine).await.unwrap();
     let holder = store.hold(&held).await;
-    at_once(50, async |_| {
+    rounds_end_at_once(50, async |_| {
         let (held, other) = join(adapter.renew(&held, &mine), adapter.renew(&other, &mine)).await;
         assert_eq!((held.unwrap(), other.unwrap()), (RenewReply::Locked, RenewReply::Held));
     })
@@ -243,7 +243,7 @@ pub(super) async fn completions_and_releases_of_held_rows_delay_no_other_call<S:
             join(adapter.complete(&completed, &mine), adapter.release(&released, &mine)).await
         })
     };
-    at_once(10, async |round| {
+    rounds_end_at_once(10, async |round| {
         let keys = ["a", "b"].map(|name| key(&format!("{name}-{round}")));
         let claims = join_all(keys.iter().map(|key| adapter.claim(key, &mine))).await;
         assert!(claims.into_iter().all(|claimed| claimed.unwrap() == FIRST));

@@ -134,11 +134,11 @@ impl<S: RemoteStore> World<S> {
     async fn is_free(&self, key: &DedupKey, next: &CallTerms) {
         let claimed = self.adapter.claim(key, next).await.unwrap();
         let is_first = matches!(claimed, ClaimReply::First { .. });
-        assert!(is_first, "{key:?} is free, but {claimed:?}");
+        assert!(is_first, "{:?} is free, but {claimed:?}", key.id());
     }
 
     async fn renews(&self, key: &DedupKey, terms: &CallTerms, expected: RenewReply) {
-        assert_eq!(self.adapter.renew(key, terms).await.unwrap(), expected, "{key:?}");
+        assert_eq!(self.adapter.renew(key, terms).await.unwrap(), expected, "{:?}", key.id());
     }
 }
 
@@ -204,7 +204,7 @@ pub(super) async fn late_claim_of_a_forgotten_key_has_no_effect<S: RemoteStore>(
             world.deliver(key).await;
             // A claim that has taken effect before it is forgotten is not late.
             if forgotten != ForgetReply::InFlight {
-                assert_eq!(forgotten, ForgetReply::Removed, "{key:?}");
+                assert_eq!(forgotten, ForgetReply::Removed, "{:?}", key.id());
                 world.is_free(key, &terms()).await;
                 removed.set(true);
             }
@@ -223,12 +223,12 @@ pub(super) async fn late_forget_undoes_no_later_completion<S: RemoteStore>(store
         let begin = async |key: &DedupKey| world.prepare(row, key).await;
         let check = async |key: &DedupKey| {
             let (adapter, mine) = (&world.adapter, leased());
-            assert_eq!(adapter.forget(key).await.unwrap(), ForgetReply::Removed, "{key:?}");
-            assert_eq!(adapter.claim(key, &mine).await.unwrap(), FIRST, "{key:?}");
+            assert_eq!(adapter.forget(key).await.unwrap(), ForgetReply::Removed, "{:?}", key.id());
+            assert_eq!(adapter.claim(key, &mine).await.unwrap(), FIRST, "{:?}", key.id());
             assert_eq!(adapter.complete(key, &mine).await.unwrap(), CompleteReply::Held);
             world.deliver(key).await;
             let again = adapter.claim(key, &leased()).await.unwrap();
-            assert!(is_duplicate(&again), "{key:?} is complete, but {again:?}");
+            assert!(is_duplicate(&again), "{:?} is complete, but {again:?}", key.id());
         };
         let call = async |key: &DedupKey| world.late.forget(key).await;
         world.each_message(row, begin, call, check).await;

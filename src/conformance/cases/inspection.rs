@@ -33,7 +33,7 @@ async fn list<A: MaintenanceAdapter + ?Sized>(
         let page = adapter.list(filter, after.as_deref(), limit).await.unwrap();
         assert!(page.keys.len() <= limit as usize, "{} keys", page.keys.len());
         for (key, entry) in page.keys {
-            assert!(found.insert(key.clone(), entry).is_none(), "{key:?} occurs twice");
+            assert!(found.insert(key.clone(), entry).is_none(), "{:?} occurs twice", key.id());
         }
         match page.next {
             Some(next) => after = Some(next),
@@ -142,7 +142,7 @@ pub(super) async fn list_returns_the_state_of_each_key<S: Maintained>(store: S) 
     assert!(listed.keys().map(DedupKey::id).eq(ALL), "{listed:?}");
     for (key, listed) in listed {
         let entry = adapter.get(&key).await.unwrap().expect("an entry");
-        assert_eq!(listed, Entry { stored: None, ..entry }, "{key:?}");
+        assert_eq!(listed, Entry { stored: None, ..entry }, "{:?}", key.id());
     }
 }
 

@@ -51,13 +51,13 @@ pub(super) async fn hostile_keys_stay_distinct<S: Maintained>(store: S) {
     // One after the other, then all at the same time.
     for key in &keys {
         let first = adapter.claim(key, &complete_at_once()).await.unwrap();
-        assert_eq!(first, FIRST, "{key:?}");
+        assert_eq!(first, FIRST, "{:?}", key.id());
     }
     let again = claim_all(&*adapter, &keys, &complete_at_once()).await;
     assert!(again.iter().all(is_duplicate), "{again:?}");
     assert_eq!(rows(&adapter).await, keys.len() as u64);
     for key in &keys {
-        assert_eq!(adapter.forget(key).await.unwrap(), ForgetReply::Removed, "{key:?}");
+        assert_eq!(adapter.forget(key).await.unwrap(), ForgetReply::Removed, "{:?}", key.id());
     }
     let claimed = claim_all(&*adapter, &keys, &leased()).await;
     assert_eq!(claimed, vec![FIRST; keys.len()]);

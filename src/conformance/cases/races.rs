@@ -145,7 +145,7 @@ async fn release_after_a_drop<S: Store>(store: &S, terms: fn() -> CallTerms) {
             // The dropped call may reach the store after the release, which is a fence.
             adapter.release(key, &mine).await.unwrap();
             let claimed = adapter.claim(key, &terms()).await.unwrap();
-            assert!(is_first(&claimed), "{key:?}: {claimed:?}");
+            assert!(is_first(&claimed), "{:?}: {claimed:?}", key.id());
         }
     }
     // A future that was never polled claims nothing.

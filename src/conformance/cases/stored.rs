@@ -51,7 +51,12 @@ async fn fetched<S: Store>(store: &S, keys: &[DedupKey], terms: CallTerms) -> Ve
     for (key, claimed) in keys.iter().zip(claim_all(&*store.adapter(), keys, &terms).await) {
         all.push(match claimed {
             ClaimReply::Duplicate(seen) => {
-                assert_eq!(seen.stored.is_some(), terms.fetch() != Fetch::Nothing, "{key:?}");
+                assert_eq!(
+                    seen.stored.is_some(),
+                    terms.fetch() != Fetch::Nothing,
+                    "{:?}",
+                    key.id()
+                );
                 seen.stored.as_deref().cloned()
             }
             ClaimReply::InFlight => None,
