@@ -27,15 +27,18 @@ macro_rules! conformance_suite {
     };
     (@on_claim @$to:ident $of:tt) => {
         $crate::conformance_suite! { @$to on_claim $of:
+            [answers]
             claim_complete_at_once_is_first_once,
             key_complete_at_once_is_first_again_after_its_release_or_retention,
             unsupported_terms_are_refused_before_anything_is_written,
+            [races]
             workers_racing_for_a_claim_complete_at_once_have_one_winner,
             dropped_claim_complete_at_once_can_be_released,
         }
     };
     (@leases @$to:ident $of:tt) => {
         $crate::conformance_suite! { @$to leases $of:
+            [answers]
             calls_reply_by_the_state_of_the_row,
             terms_without_a_lease_renew_and_complete,
             release_follows_the_permanence_of_its_terms,
@@ -46,6 +49,7 @@ macro_rules! conformance_suite {
             stale_token_changes_nothing,
             late_completion_counts_and_returns_lease_lost,
             renewal_keeps_or_revives_the_lease,
+            [races]
             workers_racing_for_a_lease_have_one_winner,
             workers_racing_for_a_lapsed_lease_have_one_winner,
             claims_of_overlapping_keys_have_one_winner_for_each,
@@ -56,6 +60,7 @@ macro_rules! conformance_suite {
     };
     (@stored_data @$to:ident $of:tt) => {
         $crate::conformance_suite! { @$to stored_data $of:
+            [stored]
             completion_stores_what_it_carries,
             each_key_has_its_own_stored_data,
             duplicate_carries_what_the_call_fetches,
@@ -68,21 +73,26 @@ macro_rules! conformance_suite {
     };
     (@maintenance @$to:ident $of:tt) => {
         $crate::conformance_suite! { @$to maintenance $of:
+            [answers]
             calls_of_operators_reply_by_the_state_of_the_row,
+            [maintenance]
             extreme_durations_neither_panic_nor_overflow,
             hostile_keys_stay_distinct,
             clock_set_back_makes_no_key_first_twice,
             purge_deletes_only_keys_that_expired_an_hour_ago,
             purge_deletes_as_many_keys_as_its_limit,
             calls_after_close_fail,
+            [races]
             hanging_calls_block_no_other_call,
             purges_run_beside_claims_and_after_dropped_purges,
+            [inspection]
             stats_count_each_state_and_its_oldest_key,
             list_is_unsupported_without_the_ability,
         }
     };
     (@inspection @$to:ident $of:tt) => {
         $crate::conformance_suite! { @$to inspection $of:
+            [inspection]
             list_returns_the_state_of_each_key,
             list_filters_by_state_namespace_id_age_and_attempts,
             list_in_pages_has_every_key_once,
@@ -93,6 +103,7 @@ macro_rules! conformance_suite {
     };
     (@fence @$to:ident $of:tt) => {
         $crate::conformance_suite! { @$to fence $of:
+            [fence]
             late_claim_has_no_effect_after_its_release,
             late_renewal_has_no_effect_after_its_release,
             late_claim_of_a_forgotten_key_has_no_effect,
@@ -104,6 +115,7 @@ macro_rules! conformance_suite {
     };
     (@held_rows @$to:ident $of:tt) => {
         $crate::conformance_suite! { @$to held_rows $of:
+            [completion]
             claims_beside_held_rows_return_at_once,
             renewal_of_a_held_row_returns_at_once_and_is_not_lost,
             completions_and_releases_of_held_rows_delay_no_other_call,
@@ -111,6 +123,7 @@ macro_rules! conformance_suite {
     };
     (@completion @$to:ident $of:tt) => {
         $crate::conformance_suite! { @$to completion $of:
+            [completion]
             first_commit_wins_in_every_state,
             complete_or_missing_row_refuses_all,
             rollback_leaves_every_row_as_it_was,
@@ -120,6 +133,7 @@ macro_rules! conformance_suite {
     };
     (@corrupt_data @$to:ident $of:tt) => {
         $crate::conformance_suite! { @$to corrupt_data $of:
+            [stored]
             unreadable_response_is_told_and_never_replayed,
         }
     };
@@ -130,17 +144,17 @@ macro_rules! conformance_suite {
             $crate::conformance::processes_race_for_keys::<$store>(name);
         }
     };
-    (@tests $ability:ident $store:ty: $($case:ident,)+) => {$(
+    (@tests $ability:ident $store:ty: $([$module:ident] $($case:ident,)+)+) => {$($(
         #[test]
         fn $case() {
             $crate::conformance::cases::$ability::<$store>(stringify!($case));
         }
-    )+};
-    (@table $ability:ident $bound:ident: $($case:ident,)+) => {
+    )+)+};
+    (@table $ability:ident $bound:ident: $([$module:ident] $($case:ident,)+)+) => {
         /// Runs a case of this ability.
         pub fn $ability<S: $bound>(case: &str) {
             match case {
-                $(stringify!($case) => run(case, $case::<Case<S>>),)+
+                $($(stringify!($case) => run(case, $module::$case::<Case<S>>),)+)+
                 _ => panic!("no case of this name: {case}"),
             }
         }

@@ -8,14 +8,6 @@ mod maintenance;
 mod races;
 mod stored;
 
-use answers::*;
-use completion::*;
-use fence::*;
-use inspection::*;
-use maintenance::*;
-use races::*;
-use stored::*;
-
 use super::store::{Maintained, RemoteStore, Store, Transactional};
 use super::trace::{Case, run};
 use crate::adapter::contract::DedupAdapter;
