@@ -53,7 +53,7 @@ macro_rules! conformance_suite {
             workers_racing_for_a_lease_have_one_winner,
             workers_racing_for_a_lapsed_lease_have_one_winner,
             claims_of_overlapping_keys_have_one_winner_for_each,
-            calls_of_4096_callers_reply_for_their_own_keys,
+            calls_of_2048_callers_reply_for_their_own_keys,
             dropped_claim_can_be_released,
             dropped_completion_can_be_repeated,
         }

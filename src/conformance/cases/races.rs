@@ -184,9 +184,9 @@ pub(super) async fn dropped_completion_can_be_repeated<S: Store>(store: S) {
     }
 }
 
-/// 4,096 callers make calls of all kinds at the same time, each for a key of its own. Each call returns the reply of its own
+/// 2,048 callers make calls of all kinds at the same time, each for a key of its own. Each call returns the reply of its own
 /// key, with any other calls in its batch.
-pub(super) async fn calls_of_4096_callers_reply_for_their_own_keys<S: Store>(store: S) {
+pub(super) async fn calls_of_2048_callers_reply_for_their_own_keys<S: Store>(store: S) {
     const STORIES: [&str; 5] = [
         "a claim 1; b claim -; a complete H; b claim D",
         "a claim 1; a release; b claim 2; a complete L; a release",
@@ -198,7 +198,7 @@ pub(super) async fn calls_of_4096_callers_reply_for_their_own_keys<S: Store>(sto
     let tasks = (0..32).map(|_| {
         let store = Arc::clone(&store);
         tokio::spawn(async move {
-            let calls = STORIES.into_iter().cycle().take(128);
+            let calls = STORIES.into_iter().cycle().take(64);
             join_all(calls.map(|calls| story(&*store, calls))).await;
         })
     });

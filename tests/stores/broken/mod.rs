@@ -128,7 +128,7 @@ wrapped! {
     stored_data_of_a_second_step => stored_data::duplicate_beside_releases_carries_whole_stored_data: SECOND_STEP;
     purge_of_at_most_fifty_keys => maintenance::purge_deletes_as_many_keys_as_its_limit: PURGES_FIFTY;
     corrupt_response_that_is_none => corrupt_data::unreadable_response_is_told_and_never_replayed: REPLAYS_CORRUPT;
-    replies_of_other_calls => leases::calls_of_4096_callers_reply_for_their_own_keys: MIXES_REPLIES;
+    replies_of_other_calls => leases::calls_of_2048_callers_reply_for_their_own_keys: MIXES_REPLIES;
     data_that_is_stored_after_its_claim => stored_data::duplicate_beside_releases_carries_whole_stored_data: STORES_LATE;
     data_of_a_duplicate_that_is_stored => stored_data::duplicate_beside_releases_carries_whole_stored_data: OVERWRITES_DATA;
     late_completion_without_its_data => stored_data::completion_stores_what_it_carries: LOSES_LATE_DATA;
