@@ -77,19 +77,7 @@ const LEVELS: &[(&str, Levels)] = &[
     ("conformance", &[&["proxy", "store", "suite"], &["driver", "trace"], &["cases", "processes"]]),
     (
         "conformance::cases",
-        &[&[
-            "answers",
-            "completion",
-            "corrupt",
-            "fence",
-            "held",
-            "inspection",
-            "lease",
-            "maintenance",
-            "on_claim",
-            "races",
-            "stored",
-        ]],
+        &[&["answers", "completion", "fence", "inspection", "maintenance", "races", "stored"]],
     ),
     (
         "verify",

@@ -32,12 +32,7 @@ pub(super) fn complete_at_once() -> CallTerms {
 
 /// Returns the terms of a claim under a lease.
 pub(super) fn leased() -> CallTerms {
-    leased_for(LEASE)
-}
-
-/// Returns the terms of a claim under a lease of this length.
-pub(super) fn leased_for(lease: Duration) -> CallTerms {
-    CallTerms::on_completion(Token::random(), RETENTION, lease)
+    CallTerms::on_completion(Token::random(), RETENTION, LEASE)
 }
 
 /// Returns terms of a claim that is complete at once, with the same token and retention.
@@ -80,20 +75,70 @@ pub(super) async fn reply<A: DedupAdapter + ?Sized>(
     letter.to_owned()
 }
 
-/// Makes calls for one key, one after the other: `a claim 1` is a claim by token *a* with the [`reply`] `1`, and `40 s`
-/// lets this time pass. A lease is 60 s, the retention 3,600 s.
-pub(super) async fn story<S: Store>(store: &S, id: &str, calls: &str) {
-    let (adapter, key, mut tokens) = (store.adapter(), key(id), HashMap::new());
+/// Makes calls for a new key, one after the other: `a claim 1` is a claim by token *a* with the [`reply`] `1`. `40 s` lets
+/// this time pass, and `40 back` sets the clock back. A lease is 60 s, the retention 3,600 s.
+pub(super) async fn story<S: Store>(store: &S, calls: &str) {
+    let key = key(&format!("story {:016x}", rand::random::<u64>()));
+    let (adapter, mut tokens) = (store.adapter(), HashMap::new());
     for step in calls.split("; ") {
         let mut words = step.split(' ');
         let (who, call) = words.next().zip(words.next()).expect("a step");
-        if call == "s" {
-            store.advance(Duration::from_secs(who.parse().expect("seconds"))).await;
-            continue;
+        let time = || Duration::from_secs(who.parse().expect("seconds"));
+        match call {
+            "s" => store.advance(time()).await,
+            "back" => store.set_back(time()).await,
+            _ => {
+                let terms = tokens.entry(who).or_insert_with(leased);
+                let reply = reply(&*adapter, call, &key, terms).await;
+                assert_eq!(reply, words.next().unwrap_or_default(), "{step} of: {calls}");
+            }
         }
-        let terms = tokens.entry(who).or_insert_with(leased);
-        let expected = words.next().unwrap_or_default();
-        assert_eq!(reply(&*adapter, call, &key, terms).await, expected, "{step} of: {calls}");
+    }
+}
+
+/// Declares cases of [`stories`](story).
+macro_rules! stories {
+    ($($(#[$doc:meta])+ fn $case:ident() { $($calls:expr;)+ })+) => {$(
+        $(#[$doc])+
+        pub(super) async fn $case<S: Store>(store: S) {
+            $(story(&store, $calls).await;)+
+        }
+    )+};
+}
+pub(super) use stories;
+
+/// Makes a row of this name for each key; its token is that of the terms.
+///
+/// A row that is called *expired* was in the state before, and its retention has ended.
+pub(super) async fn prepare<S: Store>(store: &S, row: &str, keys: &[(DedupKey, CallTerms)]) {
+    let adapter = store.adapter();
+    let (is_expired, state) = row.strip_prefix("expired ").map_or((false, row), |row| (true, row));
+    for (key, mine) in keys {
+        let first = match state {
+            "none" | "inserted" | "released unclaimed" => continue,
+            "released at once" => at_once(mine),
+            "taken" => leased(),
+            "leased" if is_expired => {
+                CallTerms::on_completion(mine.token(), RETENTION, 3 * RETENTION)
+            }
+            _ => mine.clone(),
+        };
+        adapter.claim(key, &first).await.unwrap();
+    }
+    if state == "lapsed" || state == "taken" {
+        store.advance(LEASE + SLACK).await;
+    }
+    for (key, mine) in keys {
+        match state {
+            "none" | "leased" | "lapsed" => {}
+            "released unclaimed" | "released" => adapter.release(key, mine).await.unwrap(),
+            "released at once" => adapter.release(key, &at_once(mine)).await.unwrap(),
+            "taken" => drop(adapter.claim(key, mine).await.unwrap()),
+            _ => drop(adapter.complete(key, mine).await.unwrap()),
+        }
+    }
+    if is_expired {
+        store.advance(RETENTION + SLACK).await;
     }
 }
 

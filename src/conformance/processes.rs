@@ -3,8 +3,8 @@
 use std::process::Stdio;
 use std::time::Duration;
 
-use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
-use tokio::process::{Child, Command};
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
+use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 
 use super::driver::{LEASE, SLACK, complete_at_once, key, leased};
 use super::store::{SharedStore, runtime};
@@ -36,55 +36,74 @@ pub fn processes_race_for_keys<S: SharedStore>(name: &str) {
 
 async fn lead<S: SharedStore>(name: &str) {
     let store = S::create().await;
-    let address = store.address();
-    let test = name.split_once("::").map_or(name, |(_crate, test)| test);
-    let program = std::env::current_exe().expect("the path of this test");
-    let mut workers: Vec<Child> = (0..=S::PROCESSES)
-        .map(|_| {
-            Command::new(&program)
-                .args([test, "--exact", "--nocapture", "--test-threads=1"])
-                .env(WORKER, &address)
-                .stdin(Stdio::piped())
-                .stdout(Stdio::piped())
-                .kill_on_drop(true)
-                .spawn()
-                .expect("a worker process")
-        })
-        .collect();
-    let mut lines = Vec::new();
+    let mut workers: Vec<Worker> =
+        (0..=S::PROCESSES).map(|_| Worker::start(name, &store.address())).collect();
     for worker in &mut workers {
-        let out = worker.stdout.take().expect("a worker's output");
-        let mut output = BufReader::new(out).lines();
-        expect_line(&mut output, "ready").await;
-        lines.push(output);
+        worker.says("ready").await;
     }
-    let (mut killed, mut output) = workers.pop().zip(lines.pop()).expect("the last worker");
-    start(&mut killed, HOLD).await;
-    expect_line(&mut output, "held").await;
-    killed.kill().await.expect("SIGKILL");
+    let mut killed = workers.pop().expect("the last worker");
+    killed.tell(HOLD).await;
+    killed.says("held").await;
+    killed.process.kill().await.expect("SIGKILL");
     store.advance(LEASE + SLACK).await;
     let claimed = store.adapter().claim(&key(HOLD), &leased()).await.expect("a claim");
-    assert_eq!(
-        claimed,
-        ClaimReply::first(2, true),
-        "after a process that held the lease was killed"
-    );
+    let taken = ClaimReply::first(2, true);
+    assert_eq!(claimed, taken, "after a process that held the lease was killed");
     // Only now, because all workers must be connected.
     for worker in &mut workers {
-        start(worker, "go").await;
+        worker.tell("go").await;
     }
     let mut won = Vec::new();
-    for output in &mut lines {
-        won.extend(expect_line(output, "won").await.split_whitespace().map(str::to_owned));
-    }
     for worker in &mut workers {
-        let status = tokio::time::timeout(Duration::from_secs(60), worker.wait()).await;
+        won.extend(worker.says("won").await.split_whitespace().map(str::to_owned));
+        let status = tokio::time::timeout(Duration::from_secs(60), worker.process.wait()).await;
         assert!(status.expect("a worker ends").expect("its status").success());
     }
     let mut keys: Vec<String> = (0..KEYS).flat_map(ids).collect();
     keys.sort();
     won.sort();
     assert_eq!(won, keys, "each key has one winner");
+}
+
+/// A process that runs the same test.
+struct Worker {
+    process: Child,
+    input: ChildStdin,
+    output: Lines<BufReader<ChildStdout>>,
+}
+
+impl Worker {
+    fn start(name: &str, address: &str) -> Self {
+        let test = name.split_once("::").map_or(name, |(_crate, test)| test);
+        let mut process = Command::new(std::env::current_exe().expect("the path of this test"))
+            .args([test, "--exact", "--nocapture", "--test-threads=1"])
+            .env(WORKER, address)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()
+            .expect("a worker process");
+        let (input, output) = process.stdin.take().zip(process.stdout.take()).expect("its pipes");
+        Self { process, input, output: BufReader::new(output).lines() }
+    }
+
+    async fn tell(&mut self, what: &str) {
+        self.input.write_all(format!("{what}\n").as_bytes()).await.expect("a start");
+    }
+
+    /// Waits for a line of the worker. Returns what follows the word.
+    async fn says(&mut self, word: &str) -> String {
+        let mark = format!("{MARK}{word}");
+        loop {
+            let next = tokio::time::timeout(Duration::from_secs(120), self.output.next_line());
+            let line = next.await.expect("a line of a worker in time").expect("its output");
+            let line = line.unwrap_or_else(|| panic!("a worker ended before the line {word:?}"));
+            // The test harness may have written the start of the line.
+            if let Some((_, rest)) = line.split_once(&mark) {
+                return rest.trim().to_owned();
+            }
+        }
+    }
 }
 
 /// Returns the reply to a call. A store may refuse the call, which is then sent again: on a busy machine, another process
@@ -99,31 +118,9 @@ async fn executed<'a, T>(call: impl Fn() -> StoreFuture<'a, T>) -> T {
     panic!("the store refuses a call sixty times");
 }
 
-/// Tells a worker what to do.
-async fn start(worker: &mut Child, what: &str) {
-    let mut input = worker.stdin.take().expect("a worker's input");
-    input.write_all(format!("{what}\n").as_bytes()).await.expect("a start");
-}
-
 /// Returns the id of a key under a lease, and that of a key that is complete at once.
 fn ids(round: usize) -> [String; 2] {
     [format!("leased-{round}"), format!("complete-{round}")]
-}
-
-async fn expect_line<R: tokio::io::AsyncBufRead + Unpin>(
-    output: &mut tokio::io::Lines<R>,
-    what: &str,
-) -> String {
-    let mark = format!("{MARK}{what}");
-    loop {
-        let next = tokio::time::timeout(Duration::from_secs(120), output.next_line()).await;
-        let line = next.expect("a line of a worker in time").expect("its output");
-        let line = line.unwrap_or_else(|| panic!("a worker ended before the line {what:?}"));
-        // The test harness may have written the start of the line.
-        if let Some((_, rest)) = line.split_once(&mark) {
-            return rest.trim().to_owned();
-        }
-    }
 }
 
 #[expect(clippy::print_stdout, reason = "a worker writes its results to its output")]

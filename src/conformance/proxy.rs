@@ -1,12 +1,12 @@
 //! A proxy between an adapter and its server that can hold, cut or silence the connection at any message.
 
 use std::future::pending;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Notify, watch};
+use tokio::sync::Notify;
 use tokio::task::{AbortHandle, JoinSet};
 
 const BOUND: Duration = Duration::from_secs(10);
@@ -40,9 +40,14 @@ struct Trap {
     messages: Vec<Vec<u8>>,
 }
 
+/// What the connections share.
 #[derive(Debug, Default)]
-struct Delivery {
+struct Shared {
+    trap: Mutex<Trap>,
+    silenced: Notify,
+    /// A message that is held back goes on.
     delivered: Notify,
+    /// The server has replied to it.
     replied: Notify,
 }
 
@@ -50,12 +55,8 @@ struct Delivery {
 #[derive(Debug, Clone)]
 pub struct Proxy {
     port: u16,
-    trap: Arc<Mutex<Trap>>,
-    /// How often all connections were silenced.
-    silenced: watch::Sender<u32>,
-    /// Holds a late message back.
-    delivery: Arc<Delivery>,
-    /// Accepts connections.
+    shared: Arc<Shared>,
+    /// Accepts connections, and owns them: they close with it.
     task: AbortHandle,
 }
 
@@ -65,29 +66,24 @@ impl Proxy {
         let server = (host.to_owned(), port);
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
-        let (trap, silenced) = (Arc::<Mutex<Trap>>::default(), watch::Sender::new(0));
-        let (set, silences) = (Arc::clone(&trap), silenced.clone());
-        let delivery = Arc::<Delivery>::default();
-        let late = Arc::clone(&delivery);
-        // The task owns the connections: they close with it.
+        let shared = Arc::<Shared>::default();
+        let of_all = Arc::clone(&shared);
         let task = tokio::spawn(async move {
             let mut connections = JoinSet::new();
-            while let Ok((client, _)) = listener.accept().await {
+            while let Ok((mut client, _)) = listener.accept().await {
                 // The server does not listen: the drop closes the client's connection.
-                let Ok(server) = TcpStream::connect(&server).await else { continue };
-                let (trap, mut silenced) = (Arc::clone(&set), silences.subscribe());
-                let late = Arc::clone(&late);
+                let Ok(mut server) = TcpStream::connect(&server).await else { continue };
+                let shared = Arc::clone(&of_all);
                 // If either side is gone, the drop closes the other.
                 connections.spawn(async move {
-                    let (mut client, mut server) = (client, server);
                     tokio::select! {
-                        _ = pass(&mut client, &mut server, &trap, &late) => {}
-                        Ok(()) = silenced.changed() => pending().await,
+                        _ = pass(&mut client, &mut server, &shared) => {}
+                        () = shared.silenced.notified() => pending().await,
                     }
                 });
             }
         });
-        Self { port, trap, silenced, delivery, task: task.abort_handle() }
+        Self { port, shared, task: task.abort_handle() }
     }
 
     /// Returns the port of the proxy.
@@ -98,13 +94,13 @@ impl Proxy {
     /// Counts the client's messages from now on, over all connections, and cuts the one after
     /// `spared` messages.
     pub fn set(&self, spared: usize, cut: Cut) {
-        *self.trap.lock().unwrap() = Trap { set: Some((spared, cut)), messages: Vec::new() };
+        *self.trap() = Trap { set: Some((spared, cut)), messages: Vec::new() };
     }
 
     /// Waits until the message after `spared` messages is held back, for ten seconds at most.
     pub async fn until_held(&self, spared: usize) {
         let held = async {
-            while self.all_messages() <= spared {
+            while self.messages() <= spared {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
         };
@@ -113,14 +109,14 @@ impl Proxy {
 
     /// Delivers a late message to the server, and waits for the server's reply.
     pub async fn deliver(&self) {
-        self.delivery.delivered.notify_one();
-        let replied = tokio::time::timeout(BOUND, self.delivery.replied.notified()).await;
+        self.shared.delivered.notify_one();
+        let replied = tokio::time::timeout(BOUND, self.shared.replied.notified()).await;
         replied.expect("the server replies to the message that was held");
     }
 
     /// Silences all connections that are open now; new connections work.
     pub fn silence(&self) {
-        self.silenced.send_modify(|times| *times += 1);
+        self.shared.silenced.notify_waiters();
     }
 
     /// Closes all connections, also the silent ones. Otherwise a silent connection keeps its session of
@@ -129,24 +125,20 @@ impl Proxy {
         self.task.abort();
     }
 
-    /// Returns the number of messages since the trap was set, without those that only ask whether
-    /// the connection is alive (a Sync).
+    /// Returns the number of messages since the trap was set.
     pub fn messages(&self) -> usize {
-        self.trap.lock().unwrap().messages.iter().filter(|message| message[0] != b'S').count()
-    }
-
-    /// The same, with the Sync messages.
-    pub fn all_messages(&self) -> usize {
-        self.trap.lock().unwrap().messages.len()
+        self.trap().messages.len()
     }
 
     /// Removes the trap. Returns the message that was cut, if one was.
     pub fn sprung(&self) -> Option<String> {
-        let trap = std::mem::take(&mut *self.trap.lock().unwrap());
-        if trap.set.is_some() {
-            return None;
-        }
-        trap.messages.last().map(|message| String::from_utf8_lossy(message).into_owned())
+        let trap = std::mem::take(&mut *self.trap());
+        let cut = trap.messages.last().filter(|_| trap.set.is_none())?;
+        Some(String::from_utf8_lossy(cut).into_owned())
+    }
+
+    fn trap(&self) -> MutexGuard<'_, Trap> {
+        self.shared.trap.lock().unwrap()
     }
 }
 
@@ -155,8 +147,7 @@ impl Proxy {
 async fn pass(
     client: &mut TcpStream,
     server: &mut TcpStream,
-    trap: &Mutex<Trap>,
-    late: &Delivery,
+    shared: &Shared,
 ) -> std::io::Result<()> {
     let (mut up, mut down) = (vec![0; 65_536], vec![0; 65_536]);
     loop {
@@ -166,30 +157,25 @@ async fn pass(
                 if message.is_empty() {
                     return Ok(());
                 }
-                let cut = spring(&mut trap.lock().unwrap(), message);
+                let cut = spring(&mut shared.trap.lock().unwrap(), message);
+                if cut == Some(Cut::Late) {
+                    shared.delivered.notified().await;
+                }
+                if !matches!(cut, Some(Cut::Lost | Cut::Silent)) {
+                    server.write_all(message).await?;
+                }
                 match cut {
-                    None => server.write_all(message).await?,
-                    Some(Cut::Lost) => return Ok(()),
-                    Some(Cut::Unanswered) => {
-                        server.write_all(message).await?;
-                        return server.read(&mut down).await.map(drop);
-                    }
+                    None => {}
+                    Some(Cut::Lost | Cut::Abandoned) => return Ok(()),
+                    Some(Cut::Silent | Cut::SilentUnanswered) => pending().await,
+                    Some(Cut::Unanswered) => return server.read(&mut down).await.map(drop),
                     Some(Cut::Replied(reply)) => {
-                        server.write_all(message).await?;
                         let _ = server.read(&mut down).await?;
                         return client.write_all(reply).await;
                     }
-                    Some(Cut::Abandoned) => return server.write_all(message).await,
-                    Some(Cut::Silent) => pending().await,
-                    Some(Cut::SilentUnanswered) => {
-                        server.write_all(message).await?;
-                        pending::<()>().await;
-                    }
                     Some(Cut::Late) => {
-                        late.delivered.notified().await;
-                        server.write_all(message).await?;
                         let read = server.read(&mut down).await?;
-                        late.replied.notify_one();
+                        shared.replied.notify_one();
                         client.write_all(&down[..read]).await?;
                     }
                 }
@@ -208,9 +194,6 @@ async fn pass(
 fn spring(trap: &mut Trap, message: &[u8]) -> Option<Cut> {
     let (spared, cut) = trap.set?;
     trap.messages.push(message.to_vec());
-    if trap.messages.len() <= spared {
-        return None;
-    }
-    trap.set = None;
-    Some(cut)
+    let is_sprung = trap.messages.len() > spared;
+    is_sprung.then(|| trap.set = None).map(|()| cut)
 }

@@ -4,11 +4,13 @@ use std::any::{Any, TypeId};
 use std::collections::VecDeque;
 use std::fmt::{self, Debug};
 use std::future::Future;
-use std::panic::resume_unwind;
+use std::panic::{AssertUnwindSafe, resume_unwind};
 use std::sync::mpsc::{self, RecvTimeoutError};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
+
+use futures_util::FutureExt;
 
 use super::store::{HandlerTransaction, RemoteStore, Store, Transactional, runtime};
 use crate::adapter::around::{Around, Call, adapter_around};
@@ -55,48 +57,41 @@ pub(super) fn run<S: Store, F: Future<Output = ()> + 'static>(
 }
 
 async fn created<S: Store>() -> S {
-    /// Dropped by a panic, it records the store.
-    struct Failed(TypeId);
-
-    impl Drop for Failed {
-        fn drop(&mut self) {
-            NOT_CREATED.lock().unwrap_or_else(PoisonError::into_inner).push(self.0);
-        }
-    }
-
-    let store = TypeId::of::<S>();
-    let has_failed = NOT_CREATED.lock().unwrap_or_else(PoisonError::into_inner).contains(&store);
+    let not_created = || NOT_CREATED.lock().unwrap_or_else(PoisonError::into_inner);
+    let has_failed = not_created().contains(&TypeId::of::<S>());
     assert!(!has_failed, "see `store_can_be_created`: a store was not created");
-    let failed = Failed(store);
-    let created = tokio::time::timeout(CREATED_WITHIN, S::create()).await;
-    let created = created.unwrap_or_else(|_| panic!("no store within {CREATED_WITHIN:?}"));
-    std::mem::forget(failed);
-    created
+    let created = AssertUnwindSafe(S::create()).catch_unwind();
+    let failed: Box<dyn Any + Send> = match tokio::time::timeout(CREATED_WITHIN, created).await {
+        Ok(Ok(store)) => return store,
+        Ok(Err(panic)) => panic,
+        Err(_) => Box::new(format!("no store within {CREATED_WITHIN:?}")),
+    };
+    not_created().push(TypeId::of::<S>());
+    resume_unwind(failed)
 }
 
 /// The last calls of a case.
 #[derive(Debug, Default)]
-struct Trace(Mutex<(usize, VecDeque<(usize, String)>)>);
+struct Trace(Mutex<VecDeque<(usize, String)>>);
 
 impl Trace {
-    fn lock(&self) -> std::sync::MutexGuard<'_, (usize, VecDeque<(usize, String)>)> {
+    fn lock(&self) -> MutexGuard<'_, VecDeque<(usize, String)>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Notes that a call begins. Returns its number.
     fn begin(&self, call: String) -> usize {
         let mut noted = self.lock();
-        noted.0 += 1;
-        let number = noted.0;
-        if noted.1.len() == SHOWN {
-            noted.1.pop_front();
+        let number = noted.back().map_or(1, |(last, _)| last + 1);
+        noted.push_back((number, call));
+        if noted.len() > SHOWN {
+            noted.pop_front();
         }
-        noted.1.push_back((number, call));
         number
     }
 
     fn end(&self, number: usize, reply: &impl Debug) {
-        if let Some((_, call)) = self.lock().1.iter_mut().find(|(noted, _)| *noted == number) {
+        if let Some((_, call)) = self.lock().iter_mut().find(|(noted, _)| *noted == number) {
             *call += &format!(": {reply:?}");
         }
     }
@@ -105,7 +100,7 @@ impl Trace {
 impl fmt::Display for Trace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("The last calls, and their replies if they ended:")?;
-        for (number, call) in &self.lock().1 {
+        for (number, call) in &*self.lock() {
             let call: String = call.chars().take(LENGTH).collect();
             write!(f, "\n{number:5} {call}")?;
         }

@@ -8,24 +8,6 @@
 //!
 //! The helpers belong into tests: they panic on every failure that is not a response.
 //!
-//! # Example
-//!
-//! ```
-//! # #[cfg(feature = "memory")]
-//! # tokio::runtime::Runtime::new().unwrap().block_on(async {
-//! use axum::{Router, routing::post};
-//! use tower_dedup::adapter::MemoryAdapter;
-//! use tower_dedup::{DedupLayer, provider, testing};
-//!
-//! let dedup = DedupLayer::new(provider::STRIPE, MemoryAdapter::new());
-//! let app = Router::new().route("/stripe", post(async || "done").layer(dedup));
-//!
-//! let event = testing::request(provider::STRIPE, "/stripe", "evt_1");
-//! let responses = testing::redeliver(app, event, 3).await;
-//! assert_eq!((responses.handled(), responses.duplicates()), (1, 2));
-//! # });
-//! ```
-//!
 //! The [guide](crate::guide::testing) says what to test, and how to try the real sender.
 
 #![expect(

@@ -195,7 +195,7 @@ async fn silenced(
     }
     runtime.shutdown_background();
     proxy.close();
-    proxy.all_messages()
+    proxy.messages()
 }
 
 /// Waits for half a minute at most.

@@ -9,7 +9,8 @@ use tower_dedup::adapter::{RedisAdapter, RedisOptions};
 use tower_dedup::conformance::{RemoteStore, SharedStore, Store};
 
 use crate::support::redis::{
-    Cluster, SentinelSet, Server, command, connection, fresh_prefix, shared, with_prefix,
+    Cluster, SentinelSet, Server, command, connection, fresh_prefix, shared, shared_database,
+    with_prefix,
 };
 use crate::support::time_travel::{milliseconds, shift_redis};
 
@@ -17,8 +18,8 @@ pub(crate) trait Topology: Send + Sync + 'static {
     /// Returns the URL for the adapter.
     fn url() -> String;
 
-    /// Returns the URLs of the servers that have the keys.
-    fn primaries() -> Vec<String>;
+    /// Returns the URLs of the servers that have the keys of an adapter with this URL.
+    fn primaries(url: &str) -> Vec<String>;
 
     fn options() -> RedisOptions {
         patient()
@@ -35,11 +36,11 @@ pub(crate) struct OnServer;
 
 impl Topology for OnServer {
     fn url() -> String {
-        shared().to_owned()
+        shared_database()
     }
 
-    fn primaries() -> Vec<String> {
-        vec![Self::url()]
+    fn primaries(url: &str) -> Vec<String> {
+        vec![url.to_owned()]
     }
 }
 
@@ -50,7 +51,7 @@ impl Topology for OnSentinel {
         SentinelSet::shared().url()
     }
 
-    fn primaries() -> Vec<String> {
+    fn primaries(_: &str) -> Vec<String> {
         vec![SentinelSet::shared().servers()[0].url()]
     }
 }
@@ -62,7 +63,7 @@ impl Topology for OnCluster {
         Cluster::shared().url()
     }
 
-    fn primaries() -> Vec<String> {
+    fn primaries(_: &str) -> Vec<String> {
         Cluster::shared().nodes()[..3].iter().map(Server::url).collect()
     }
 }
@@ -75,8 +76,8 @@ impl Topology for OnReplicas {
         OnSentinel::url()
     }
 
-    fn primaries() -> Vec<String> {
-        OnSentinel::primaries()
+    fn primaries(url: &str) -> Vec<String> {
+        OnSentinel::primaries(url)
     }
 
     fn options() -> RedisOptions {
@@ -91,13 +92,14 @@ pub(crate) type RedisReplicated = On<OnReplicas>;
 
 pub(crate) struct On<T> {
     adapter: Arc<RedisAdapter>,
+    url: String,
     prefix: String,
     topology: PhantomData<T>,
 }
 
 impl<T: Topology> On<T> {
     fn shift(&self, by: i64) {
-        for url in T::primaries() {
+        for url in T::primaries(&self.url) {
             shift_redis(&mut connection(&url).unwrap(), &self.prefix, by);
         }
     }
@@ -107,10 +109,10 @@ impl<T: Topology> Store for On<T> {
     type Adapter = RedisAdapter;
 
     async fn create() -> Self {
-        let prefix = fresh_prefix();
-        let url = with_prefix(&T::url(), &prefix);
-        let adapter = RedisAdapter::connect_with(&url, T::options()).await.unwrap();
-        Self { adapter: Arc::new(adapter), prefix, topology: PhantomData }
+        let (url, prefix) = (T::url(), fresh_prefix());
+        let with_prefix = with_prefix(&url, &prefix);
+        let adapter = RedisAdapter::connect_with(&with_prefix, T::options()).await.unwrap();
+        Self { adapter: Arc::new(adapter), url, prefix, topology: PhantomData }
     }
 
     fn adapter(&self) -> Arc<RedisAdapter> {
@@ -127,7 +129,7 @@ impl<T: Topology> Store for On<T> {
 
     async fn corrupt(&self, key: &DedupKey) {
         let name = format!("{}:{}:{}", self.prefix, key.namespace(), key.id());
-        for url in T::primaries() {
+        for url in T::primaries(&self.url) {
             let mut connection = connection(&url).unwrap();
             // The headers of `lua/prelude.lua`, of a row without a digest and an event type.
             command(&["SETRANGE", &name, "50", "x"]).exec(&mut connection).unwrap();
@@ -143,7 +145,8 @@ impl RemoteStore for Redis {
     }
 
     async fn connect(&self, port: u16) -> Arc<RedisAdapter> {
-        let url = with_prefix(&format!("redis://127.0.0.1:{port}"), &self.prefix);
+        let database = self.url.split('/').nth(3).unwrap_or_default();
+        let url = with_prefix(&format!("redis://127.0.0.1:{port}/{database}"), &self.prefix);
         Arc::new(RedisAdapter::connect_with(&url, patient()).await.unwrap())
     }
 }
@@ -152,7 +155,7 @@ impl<T: Topology> SharedStore for On<T> {
     const PROCESSES: usize = 8;
 
     fn address(&self) -> String {
-        with_prefix(&T::url(), &self.prefix)
+        with_prefix(&self.url, &self.prefix)
     }
 
     async fn attach(address: &str) -> Arc<RedisAdapter> {

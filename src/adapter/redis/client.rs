@@ -17,7 +17,6 @@ use redis::{
 use tokio::sync::Mutex;
 
 use super::options::RedisOptions;
-use super::tls;
 use super::url::{Endpoint, Kind};
 use crate::error::{ConfigError, StoreError};
 
@@ -86,10 +85,10 @@ impl RedisClient {
     ///
     /// # Errors
     ///
-    /// A URL that `redis` cannot use; with TLS, as [`tls::provide`].
+    /// A URL that `redis` cannot use; with TLS, as [`provide_tls`].
     pub(super) fn of_url(endpoint: Endpoint) -> Result<Self, StoreError> {
         if endpoint.tls {
-            tls::provide()?;
+            provide_tls()?;
         }
         let node = |node: ConnectionInfo| {
             // The name needs a right of its own.
@@ -100,8 +99,16 @@ impl RedisClient {
         let client = match (endpoint.kind, &*nodes) {
             (Kind::Server, [node, ..]) => Client::open(node.clone()).map(Self::from),
             (Kind::Sentinel, [node, ..]) => {
-                let settings = node.redis_settings().clone();
-                sentinel(nodes, endpoint.master, settings, endpoint.tls).map(Self::from)
+                // The user, the password and the database are those of the master.
+                let master = SentinelNodeConnectionInfo::default()
+                    .set_redis_connection_info(node.redis_settings().clone())
+                    .set_tcp_settings(tcp_settings());
+                let tls = TlsMode::Secure;
+                let master = if endpoint.tls { master.set_tls_mode(tls) } else { master };
+                let bare = RedisConnectionInfo::default;
+                let nodes = nodes.into_iter().map(|it| it.set_redis_settings(bare())).collect();
+                let kind = SentinelServerType::Master;
+                SentinelClient::build(nodes, endpoint.master, Some(master), kind).map(Self::from)
             }
             _ => ClusterClientBuilder::new(nodes)
                 .retries(3)
@@ -137,7 +144,7 @@ impl RedisClient {
         let client = match &self.0 {
             Leads::Server(client) => {
                 if matches!(client.get_connection_info().addr(), ConnectionAddr::TcpTls { .. }) {
-                    tls::provide().map_err(std::io::Error::other)?;
+                    provide_tls().map_err(std::io::Error::other)?;
                 }
                 Client::clone(client)
             }
@@ -160,29 +167,41 @@ impl RedisClient {
     }
 }
 
-fn sentinel(
-    nodes: Vec<ConnectionInfo>,
-    master: String,
-    settings: RedisConnectionInfo,
-    tls: bool,
-) -> RedisResult<SentinelClient> {
-    let mut to_master = SentinelNodeConnectionInfo::default()
-        .set_redis_connection_info(settings)
-        .set_tcp_settings(tcp_settings());
-    if tls {
-        to_master = to_master.set_tls_mode(TlsMode::Secure);
-    }
-    // The user, the password and the database are those of the master.
-    let nodes = nodes.into_iter().map(|it| it.set_redis_settings(RedisConnectionInfo::default()));
-    SentinelClient::build(nodes.collect(), master, Some(to_master), SentinelServerType::Master)
-}
-
 fn tcp_settings() -> TcpSettings {
     let keepalive = TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE_INTERVAL);
     let tcp = TcpSettings::default().set_nodelay(true).set_keepalive(keepalive);
     #[cfg(target_os = "linux")]
     let tcp = tcp.set_user_timeout(UNACKNOWLEDGED);
     tcp
+}
+
+/// Sees that the process has a cryptographic provider, because `redis` takes that of the process. Without one,
+/// rustls panics if the crates of the program have brought none, or two.
+///
+/// A provider that is there stays.
+///
+/// # Errors
+///
+/// If there is none, and the features have none either.
+fn provide_tls() -> Result<(), ConfigError> {
+    #[cfg(feature = "tls-rustls-no-provider")]
+    if rustls::crypto::CryptoProvider::get_default().is_none() {
+        // With both features, `sqlx` takes ring.
+        #[cfg(feature = "tls-rustls-ring")]
+        let provider = Some(rustls::crypto::ring::default_provider());
+        #[cfg(all(feature = "tls-rustls-aws-lc-rs", not(feature = "tls-rustls-ring")))]
+        let provider = Some(rustls::crypto::aws_lc_rs::default_provider());
+        #[cfg(not(any(feature = "tls-rustls-ring", feature = "tls-rustls-aws-lc-rs")))]
+        let provider: Option<rustls::crypto::CryptoProvider> = None;
+        // Another task may have installed one just now.
+        let _ = provider.ok_or_else(no_provider)?.install_default();
+    }
+    Ok(())
+}
+
+#[cfg(feature = "tls-rustls-no-provider")]
+fn no_provider() -> ConfigError {
+    ConfigError::setting("CryptoProvider", "installed before the first encrypted connection")
 }
 
 /// An open connection.
@@ -193,28 +212,23 @@ pub(super) enum Connection {
 }
 
 impl Connection {
+    fn handle(&self) -> Box<dyn ConnectionLike + Send> {
+        match self {
+            Self::Server(connection, _) => Box::new(connection.clone()),
+            Self::Cluster(connection) => Box::new(connection.clone()),
+        }
+    }
+
     /// Sends a script. In a cluster, `redis` sends it to the primary of its key.
     pub(super) async fn send(&self, script: &Cmd) -> RedisResult<Value> {
-        let reply = match self {
-            Self::Server(connection, _) => connection.clone().req_packed_command(script).await,
-            Self::Cluster(connection) => connection.clone().req_packed_command(script).await,
-        };
         // A script's error is a value of its reply.
-        reply.and_then(Value::extract_error)
+        self.handle().req_packed_command(script).await.and_then(Value::extract_error)
     }
 
     /// Sends a script and what stands behind it, on one connection. In a cluster, `redis` sends both again after a
     /// redirection.
     pub(super) async fn send_all(&self, pipeline: &Pipeline) -> RedisResult<Vec<Value>> {
-        let count = pipeline.len();
-        match self {
-            Self::Server(connection, _) => {
-                connection.clone().req_packed_commands(pipeline, 0, count).await
-            }
-            Self::Cluster(connection) => {
-                connection.clone().req_packed_commands(pipeline, 0, count).await
-            }
-        }
+        self.handle().req_packed_commands(pipeline, 0, pipeline.len()).await
     }
 
     /// Sends a command without a key to the primary at `address`.
@@ -222,9 +236,8 @@ impl Connection {
         let Self::Cluster(connection) = self else { return self.send(command).await };
         let (host, port) = address.rsplit_once(':').unwrap_or((address, ""));
         let (host, port) = (host.to_owned(), port.parse().unwrap_or_default());
-        let node = RoutingInfo::SingleNode(SingleNodeRoutingInfo::ByAddress { host, port });
-        let reply = connection.clone().route_command(command.clone(), node).await;
-        reply.and_then(Value::extract_error)
+        let node = SingleNodeRoutingInfo::ByAddress { host, port };
+        routed(connection, command, RoutingInfo::SingleNode(node)).await
     }
 
     /// Sends a command without a key to every primary. Returns the address and the reply of each. A refusal is
@@ -242,11 +255,11 @@ impl Connection {
             },
         };
         let all = RoutingInfo::MultiNode((MultipleNodeRoutingInfo::AllMasters, None));
-        let replies = connection.clone().route_command(command.clone(), all).await?;
-        let Value::Map(replies) = replies.extract_error()? else { return Ok(Vec::new()) };
+        let Value::Map(replies) = routed(connection, command, all).await? else {
+            return Ok(Vec::new());
+        };
         let any = RoutingInfo::SingleNode(SingleNodeRoutingInfo::RandomPrimary);
-        let slots = redis::cmd("CLUSTER").arg("SLOTS").take();
-        let slots = connection.clone().route_command(slots, any).await?.extract_error()?;
+        let slots = routed(connection, redis::cmd("CLUSTER").arg("SLOTS"), any).await?;
         // Of each range the first slot, the last slot, the primary with its host and its port, the replicas.
         let ranges: Vec<Vec<Value>> = redis::from_redis_value(slots)?;
         let mut primaries = Vec::new();
@@ -264,4 +277,8 @@ impl Connection {
         };
         replies.into_iter().map(named).chain(missing.map(Ok)).collect()
     }
+}
+
+async fn routed(cluster: &ClusterConnection, command: &Cmd, to: RoutingInfo) -> RedisResult<Value> {
+    cluster.clone().route_command(command.clone(), to).await?.extract_error()
 }

@@ -17,8 +17,7 @@ use redis::{FromRedisValue, Value};
 use super::super::contract::StoreFuture;
 use super::super::inspect::{Entry, ForgetReply, ListFilter, Listing, MaintenanceAdapter, Stats};
 use super::super::stored::Fetch;
-use super::adapter::RedisAdapter;
-use super::calls::unreadable;
+use super::adapter::{RedisAdapter, unreadable};
 use super::errors::Failure;
 use super::key_names;
 use super::row::Row;
@@ -212,23 +211,18 @@ impl RedisAdapter {
         names: impl IntoIterator<Item = String>,
         id_part: Option<&str>,
     ) -> Result<Vec<Found>, StoreError> {
-        let has_part = |key: &DedupKey| id_part.is_none_or(|part| key.id().contains(part));
         let keys = names.into_iter().filter_map(|name| {
-            let key = key_names::key(&self.0.options.prefix, &name).filter(has_part)?;
-            Some((name, key))
+            let key = key_names::key(&self.0.options.prefix, &name)?;
+            id_part.is_none_or(|part| key.id().contains(part)).then_some((name, key))
         });
-        let read = async |(name, key): (String, DedupKey)| {
-            let bound = self.0.bound(READING);
-            match self.row(&name, Fetch::Nothing, bound).await {
-                Ok(row) => Ok(row.map(|row| (name, key, Some(row)))),
-                Err(error) if error.kind() == StoreErrorKind::Corrupt => {
-                    Ok(Some((name, key, None)))
-                }
-                Err(error) => Err(error),
-            }
+        let read = async |(name, key): (String, DedupKey)| match self
+            .row(&name, Fetch::Nothing, self.0.bound(READING))
+            .await
+        {
+            Err(error) if error.kind() == StoreErrorKind::Corrupt => Ok(Some((name, key, None))),
+            row => Ok(row?.map(|row| (name, key, Some(row)))),
         };
-        let keys: Vec<_> = keys.collect();
-        let found = stream::iter(keys).map(read).buffered(MAX_CONCURRENT);
+        let found = stream::iter(keys.collect::<Vec<_>>()).map(read).buffered(MAX_CONCURRENT);
         found.try_filter_map(async |found| Ok(found)).try_collect().await
     }
 }

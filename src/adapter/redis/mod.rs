@@ -13,7 +13,6 @@
 //! 6. An idle adapter sends nothing. `redis` does the connecting: see `slot` for what it leaves to us.
 
 mod adapter;
-mod calls;
 mod client;
 mod errors;
 mod inspection;
@@ -23,7 +22,6 @@ mod row;
 mod script;
 mod server;
 mod slot;
-mod tls;
 mod url;
 
 pub use adapter::RedisAdapter;

@@ -186,15 +186,13 @@ impl Slot {
     pub(super) async fn live(self: &Arc<Self>, is_repeated: bool) -> Result<Arc<Live>, Failure> {
         let opening = {
             let mut state = self.state();
-            if state.is_closed {
-                return Err(Failure::Closed);
-            }
-            let current = state.current.clone();
-            if let Some(live) = current.as_ref().filter(|live| !live.is_doubted()) {
-                return Ok(Arc::clone(live));
-            }
+            let doubted = match &state.current {
+                _ if state.is_closed => return Err(Failure::Closed),
+                Some(live) if !live.is_doubted() => return Ok(Arc::clone(live)),
+                doubted => doubted.clone(),
+            };
             let opening = self.opening(&mut state);
-            match current.filter(|_| !is_repeated) {
+            match doubted.filter(|_| !is_repeated) {
                 Some(live) => return Ok(live),
                 None => opening,
             }

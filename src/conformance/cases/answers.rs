@@ -1,28 +1,31 @@
-//! One reply for each call and each state of a row.
+//! Replies to one caller: by the state of a row, and one call after the other.
 
-use super::super::driver::{LEASE, RETENTION, SLACK, at_once, key, leased, reply, story};
+use super::super::driver::{
+    FIRST, RETENTION, SLACK, complete_at_once, key, leased, prepare, reply, stories, story,
+};
 use super::super::store::{Maintained, Store};
 use crate::adapter::contract::{
-    CallTerms, ClaimReply, CompleteReply, DedupAdapter, RenewReply, Token,
+    CallTerms, ClaimReply, CompleteReply, DedupAdapter, Fetch, RenewReply, Token,
 };
 use crate::adapter::inspect::{ForgetReply, KeyState, MaintenanceAdapter};
+use crate::error::StoreErrorKind;
 use crate::key::DedupKey;
 
-/// How a row comes about. Of each call, the [`reply`] to the token of the row, and to another token. `get`: the state or
-/// `-`; `forget`: `R`emoved, `M`issing, `-` in flight.
-///
-/// A row that is called *expired* was in the state before, and its retention has ended.
+/// How a row [comes about](prepare). Of each call, the [`reply`] to the token of the row, and to another token. `get`: the
+/// state, the attempts, `t` after a takeover, or `-`; `forget`: `R`emoved, `M`issing, `-` in flight.
 #[rustfmt::skip]
-const REPLIES: [(&str, &str); 14] = [
+const REPLIES: [(&str, &str); 15] = [
     // row                 claim    at once  renew  complete  get  forget
     ("none",              "1 1      1 1      H H    I I       -    M"),
     ("released unclaimed","1 1      1 1      L L    I I       -    M"),
-    ("released",          "2 2      2 2      L L    L L       R    R"),
-    ("leased",            "1 -      - -      H L    H L       I    -"),
-    ("taken",             "2t -     - -      H L    H L       I    -"),
-    ("lapsed",            "1 2t     2t 2t    H L    H L       L    R"),
-    ("complete",          "D D      1 D      L L    H L       C    R"),
-    ("inserted",          "D D      1 D      L L    I L       C    R"),
+    ("released",          "2 2      2 2      L L    L L       R1   R"),
+    ("leased",            "1 -      - -      H L    H L       I1   -"),
+    ("taken",             "2t -     - -      H L    H L       I2t  -"),
+    ("lapsed",            "1 2t     2t 2t    H L    H L       L1   R"),
+    ("complete",          "D D      1 D      L L    H L       C1   R"),
+    ("inserted",          "D D      1 D      L L    I L       C0   R"),
+    // A live lease outlives the retention.
+    ("expired leased",    "1 -      - -      H L    H L       I1   -"),
     // An incomplete row answers its own token as before.
     ("expired released",  "1 1      1 1      L L    L L       -    M"),
     ("expired lapsed",    "1 1      1 1      H L    H L       -    M"),
@@ -31,36 +34,6 @@ const REPLIES: [(&str, &str); 14] = [
     ("expired inserted",  "1 1      1 1      L L    I I       -    M"),
     ("released at once",  "1 1      1 1      L L    I I       -    M"),
 ];
-
-/// Makes a row of this name for each key, by its token.
-async fn prepare<S: Store>(store: &S, row: &str, keys: &[(DedupKey, CallTerms)]) {
-    let adapter = store.adapter();
-    let (is_expired, row) = row.strip_prefix("expired ").map_or((false, row), |row| (true, row));
-    for (key, mine) in keys {
-        let first = match row {
-            "none" | "inserted" | "released unclaimed" => continue,
-            "released at once" => at_once(mine),
-            "taken" => leased(),
-            _ => mine.clone(),
-        };
-        adapter.claim(key, &first).await.unwrap();
-    }
-    if row == "lapsed" || row == "taken" {
-        store.advance(LEASE + SLACK).await;
-    }
-    for (key, mine) in keys {
-        match row {
-            "none" | "leased" | "lapsed" => {}
-            "released unclaimed" | "released" => adapter.release(key, mine).await.unwrap(),
-            "released at once" => adapter.release(key, &at_once(mine)).await.unwrap(),
-            "taken" => drop(adapter.claim(key, mine).await.unwrap()),
-            _ => drop(adapter.complete(key, mine).await.unwrap()),
-        }
-    }
-    if is_expired {
-        store.advance(RETENTION + SLACK).await;
-    }
-}
 
 /// Makes each call by each token, on a row of its own. The same call again has the same reply.
 async fn check<S: Store>(store: &S, (row, replies): (&str, &str), then: impl AsyncFn(&DedupKey)) {
@@ -96,35 +69,38 @@ pub(super) async fn calls_reply_by_the_state_of_the_row<S: Store>(store: S) {
 /// `get` and `forget` reply by the state of the row. A forgotten key is new, and no renewal revives it.
 pub(super) async fn calls_of_operators_reply_by_the_state_of_the_row<S: Maintained>(store: S) {
     let adapter = store.adapter();
-    let forget = async |key: &DedupKey| adapter.forget(key).await.unwrap();
+    let forget = async |key: &DedupKey| match adapter.forget(key).await.unwrap() {
+        ForgetReply::Removed => "R",
+        ForgetReply::InFlight => "-",
+        ForgetReply::Missing => "M",
+    };
+    let get = async |key: &DedupKey| {
+        let Some(entry) = adapter.get(key).await.unwrap() else { return "-".to_owned() };
+        let state = match entry.state {
+            KeyState::InFlight => "I",
+            KeyState::Lapsed => "L",
+            KeyState::Released => "R",
+            KeyState::Complete => "C",
+        };
+        let has_lease = matches!(entry.state, KeyState::InFlight | KeyState::Lapsed);
+        let is_right = |lease_until| has_lease && lease_until > entry.first_seen_at;
+        assert!(entry.lease_until.map_or(!has_lease, is_right), "{entry:?}");
+        format!("{state}{}{}", entry.attempts, if entry.takeover { "t" } else { "" })
+    };
     for row in ["complete", "lapsed"] {
         let forgotten = (row, "1 1  1 1  L L  I I");
-        check(&store, forgotten, async |key| assert_eq!(forget(key).await, ForgetReply::Removed))
-            .await;
+        check(&store, forgotten, async |key| assert_eq!(forget(key).await, "R")).await;
     }
     for (row, replies) in REPLIES {
         let key = key(row);
         prepare(&store, row, &[(key.clone(), leased())]).await;
-        let got = match adapter.get(&key).await.unwrap().map(|entry| entry.state) {
-            Some(KeyState::InFlight) => "I",
-            Some(KeyState::Lapsed) => "L",
-            Some(KeyState::Released) => "R",
-            Some(KeyState::Complete) => "C",
-            None => "-",
-        };
-        let forgotten = match forget(&key).await {
-            ForgetReply::Removed => "R",
-            ForgetReply::InFlight => "-",
-            ForgetReply::Missing => "M",
-        };
+        let (got, forgotten) = (get(&key).await, forget(&key).await);
         let mut expected = replies.split_whitespace().skip(8);
-        assert_eq!((Some(got), Some(forgotten)), (expected.next(), expected.next()), "{row}");
+        assert_eq!((Some(&*got), Some(forgotten)), (expected.next(), expected.next()), "{row}");
+        if forgotten == "R" {
+            assert_eq!((get(&key).await, forget(&key).await), ("-".to_owned(), "M"), "{row}");
+        }
     }
-}
-
-/// A claim that is repeated with its token starts the retention again, as it starts the lease again.
-pub(super) async fn retention_counts_from_the_last_claim<S: Store>(store: S) {
-    story(&store, "a", "a claim 1; 1800 s; a claim 1; a complete H; 3580 s; b claim D").await;
 }
 
 /// A renewal and a completion do not ask for the permanence of their terms: without a lease, a renewal lapses at once.
@@ -137,4 +113,110 @@ pub(super) async fn terms_without_a_lease_renew_and_complete<S: Store>(store: S)
     assert_eq!(adapter.complete(&key, &other).await.unwrap(), CompleteReply::LeaseLost);
     // The row keeps the token of its holder.
     assert_eq!(adapter.complete(&key, &taker).await.unwrap(), CompleteReply::Held);
+}
+
+stories! {
+    /// A key that is complete at once is a duplicate until its retention ends, or until it is released, by the token of its
+    /// claim only. Then the key is new.
+    fn key_complete_at_once_is_first_again_after_its_release_or_retention() {
+        "a undo; a once 1; b undo; b once D; a undo; a undo; b once 1";
+        "a once 1; 3580 s; b once D; 20 s; b once 1";
+    }
+
+    /// A release under `OnCompletion` releases only an incomplete row of its token. A release under `OnClaim` releases
+    /// only a complete row of its token.
+    fn release_follows_the_permanence_of_its_terms() {
+        "a once 1; a release; b once D; b claim D; a undo; b once 1";
+        "a claim 1; a undo; b claim -; c once -";
+        // The row stays, with its attempts. A late release never undoes a completion.
+        "a claim 1; a release; a release; a claim 2; a complete H; a release; b claim D";
+    }
+
+    /// A completed key is a duplicate until the retention of its last claim ends. Then the key is new.
+    fn completed_key_is_first_again_after_its_retention() {
+        "a claim 1; a release; 1800 s; b claim 2; 20 s; b complete H; 3560 s; c claim D; 20 s; c claim 1";
+    }
+
+    /// A claimed key is in flight until it is completed. Then the key is a duplicate, even for the token of its claim. A
+    /// completion that is repeated with its token returns the same reply, because the first reply may be lost.
+    fn claim_is_first_then_in_flight_then_duplicate() {
+        "a claim 1; b claim -; a complete H; a complete H; b complete L; b claim D; a claim D";
+    }
+
+    /// A claim that is repeated with its token returns the same reply, because the first reply may be lost, and starts the
+    /// lease and the retention again. Once another token holds the key, the repeated claim is in flight.
+    fn claim_repeated_with_its_token_returns_the_same_reply() {
+        "a claim 1; 40 s; a claim 1; 40 s; b claim -";
+        "a claim 1; 1800 s; a claim 1; a complete H; 3580 s; b claim D";
+        "a claim 1; 80 s; b claim 2t; b claim 2t; a claim -";
+    }
+
+    /// A key whose lease lapsed goes to the next claim, which is a takeover. Then the key is in flight. After a release,
+    /// the next attempt is no takeover.
+    fn lapsed_lease_is_taken_over_once() {
+        "a claim 1; 40 s; b claim -; 20 s; b claim 2t; c claim -; b release; c claim 3";
+    }
+
+    /// A token that lost its lease cannot renew or release the key.
+    fn stale_token_changes_nothing() {
+        "a claim 1; 60 s; b claim 2t; a renew L; a release; a undo; c claim -; \
+         b complete H; a renew L; a release; a undo; c claim D";
+    }
+
+    /// A completion counts after its lease was lost, because the handler succeeded. The reply says that the lease was lost.
+    /// The row keeps the token of its holder: one of the two handlers knows that both have run.
+    fn late_completion_counts_and_returns_lease_lost() {
+        // A release by the second token does not undo the completion.
+        "a claim 1; 60 s; b claim 2t; a complete L; a complete L; b complete H; c claim D; b release; c claim D";
+    }
+
+    /// Renewals extend the lease of a handler that runs for longer than one lease, and revive a lapsed lease.
+    fn renewal_keeps_or_revives_the_lease() {
+        "a claim 1; 40 s; b renew L; a renew H; b claim -; 40 s; b renew L; a renew H; b claim -; \
+         60 s; b renew L; a renew H; b claim -; a complete H";
+    }
+}
+
+/// The first claim of a key is first, also if it is repeated with its token, because the first reply may be lost. Every
+/// claim with another token is a duplicate with the age of the key.
+pub(super) async fn claim_complete_at_once_is_first_once<S: Store>(store: S) {
+    let (adapter, keys, mine) = (store.adapter(), key("a"), complete_at_once());
+    for _ in 0..3 {
+        assert_eq!(adapter.claim(&keys, &mine).await.unwrap(), FIRST);
+    }
+    store.advance(SLACK).await;
+    for _ in 0..3 {
+        match &adapter.claim(&keys, &complete_at_once()).await.unwrap() {
+            ClaimReply::Duplicate(seen) => {
+                assert!(seen.age >= SLACK && seen.age < 2 * SLACK, "{:?}", seen.age);
+            }
+            ref other => panic!("{other:?}"),
+        }
+    }
+}
+
+/// An adapter without leases or without stored data refuses the terms that need them, and writes
+/// nothing.
+pub(super) async fn unsupported_terms_are_refused_before_anything_is_written<S: Store>(store: S) {
+    let (adapter, keys) = (store.adapter(), key("a"));
+    let abilities = adapter.abilities();
+    let mut refused = Vec::new();
+    if !abilities.leases {
+        refused.push(leased());
+        for kind in [
+            adapter.renew(&keys, &leased()).await.map(drop),
+            adapter.complete(&keys, &leased()).await.map(drop),
+        ] {
+            assert_eq!(kind.unwrap_err().kind(), StoreErrorKind::Unsupported);
+        }
+    }
+    if !abilities.stored_data {
+        refused.push(complete_at_once().with_fetch(Fetch::Digest));
+        refused.push(complete_at_once().with_payloads([(keys.clone(), [7; 32])]));
+    }
+    for terms in refused {
+        let error = adapter.claim(&keys, &terms).await.unwrap_err();
+        assert_eq!(error.kind(), StoreErrorKind::Unsupported, "{terms:?}");
+    }
+    assert_eq!(adapter.claim(&keys, &complete_at_once()).await.unwrap(), FIRST);
 }

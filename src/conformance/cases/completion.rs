@@ -1,16 +1,18 @@
-//! Completions in the transaction of a handler.
+//! Transactions: completions in those of a handler, and rows that an open one holds. Only completions and releases wait for
+//! such a row.
 
 use std::slice;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use futures_util::future::join_all;
+use futures_util::future::{join, join_all};
 use http::{HeaderMap, StatusCode};
 
-use super::super::driver::{FIRST, LEASE, RETENTION, SLACK, is_duplicate, key, leased};
-use super::super::store::Transactional;
+use super::super::driver::{FIRST, LEASE, SLACK, is_duplicate, key, leased, prepare};
+use super::super::store::{Store, Transactional};
 use crate::adapter::contract::{
     CallTerms, ClaimReply, CompleteReply, DedupAdapter, Fetch, RenewReply, StoredData,
-    StoredResponse, Token,
+    StoredResponse,
 };
 use crate::key::DedupKey;
 
@@ -29,33 +31,22 @@ async fn complete<S: Transactional>(store: &S, keys: &[DedupKey], terms: &CallTe
 /// is a duplicate, also where the row had expired.
 pub(super) async fn first_commit_wins_in_every_state<S: Transactional>(store: S) {
     let adapter = store.adapter();
-    let [lapsed, taken, expired] = ["lapsed", "taken", "expired"].map(key);
-    let (mine, other) = (leased(), leased());
-    for key in [&lapsed, &taken, &expired] {
-        adapter.claim(key, &mine).await.unwrap();
+    for row in ["leased", "taken", "lapsed", "released", "expired lapsed", "released unclaimed"] {
+        for who in ["its", "another"] {
+            let (key, mine) = (key(&format!("{row}, {who} token")), leased());
+            prepare(&store, row, &[(key.clone(), mine.clone())]).await;
+            let (mine, other) = if who == "its" { (mine, leased()) } else { (leased(), mine) };
+            let is_complete = complete(&store, slice::from_ref(&key), &mine).await;
+            if row == "released unclaimed" && !is_complete {
+                // A release may leave a row where there was none.
+                continue;
+            }
+            assert!(is_complete, "{:?}", key.id());
+            assert!(adapter.is_complete(&key, &mine).await.unwrap(), "{:?}", key.id());
+            assert!(!adapter.is_complete(&key, &other).await.unwrap(), "{:?}", key.id());
+            assert!(is_duplicate(&adapter.claim(&key, &leased()).await.unwrap()), "{:?}", key.id());
+        }
     }
-    store.advance(LEASE + SLACK).await;
-    adapter.claim(&taken, &other).await.unwrap();
-    let [own, released, bare] = ["own", "released", "bare"].map(key);
-    for key in [&own, &released] {
-        adapter.claim(key, &mine).await.unwrap();
-    }
-    for key in [&released, &bare] {
-        adapter.release(key, &mine).await.unwrap();
-    }
-    // A release may leave a row where there was none, and that row has expired.
-    if complete(&store, slice::from_ref(&bare), &mine).await {
-        assert!(is_duplicate(&adapter.claim(&bare, &leased()).await.unwrap()));
-    }
-    for key in [&own, &lapsed, &taken, &released] {
-        assert!(complete(&store, slice::from_ref(key), &mine).await, "{key:?}");
-        assert!(adapter.is_complete(key, &mine).await.unwrap(), "{key:?}");
-        assert!(!adapter.is_complete(key, &other).await.unwrap(), "{key:?}");
-        assert!(is_duplicate(&adapter.claim(key, &leased()).await.unwrap()), "{key:?}");
-    }
-    store.advance(RETENTION + SLACK).await;
-    assert!(complete(&store, slice::from_ref(&expired), &mine).await);
-    assert!(is_duplicate(&adapter.claim(&expired, &leased()).await.unwrap()));
 }
 
 /// A row that is complete or missing refuses the completion, of a list as a whole. A completion works once.
@@ -69,9 +60,9 @@ pub(super) async fn complete_or_missing_row_refuses_all<S: Transactional>(store:
     for other in [&done, &missing] {
         let mut keys = [own.clone(), other.clone()];
         keys.sort();
-        assert!(!complete(&store, slice::from_ref(other), &mine).await, "{other:?}");
-        assert!(!complete(&store, &keys, &mine).await, "{other:?}");
-        assert!(!adapter.is_complete(&own, &mine).await.unwrap(), "{other:?}");
+        assert!(!complete(&store, slice::from_ref(other), &mine).await, "{:?}", other.id());
+        assert!(!complete(&store, &keys, &mine).await, "{:?}", other.id());
+        assert!(!adapter.is_complete(&own, &mine).await.unwrap(), "{:?}", other.id());
     }
     assert!(!adapter.is_complete(&missing, &mine).await.unwrap());
     let own = slice::from_ref(&own);
@@ -167,12 +158,103 @@ pub(super) async fn transactions_that_race_complete_once<S: Transactional>(store
         assert_eq!(adapter.claim(&key, &mine).await.unwrap(), FIRST);
         let racers = (0..4).map(|_| {
             let (store, key) = (Arc::clone(&store), key.clone());
-            let terms = CallTerms::on_completion(Token::random(), RETENTION, LEASE);
-            tokio::spawn(async move { complete(&*store, &[key], &terms).await })
+            tokio::spawn(async move { complete(&*store, &[key], &leased()).await })
         });
         let won = join_all(racers).await;
         let won = won.into_iter().filter(|won| *won.as_ref().unwrap()).count();
         assert_eq!(won, 1, "round {round}");
         assert!(is_duplicate(&adapter.claim(&key, &leased()).await.unwrap()));
     }
+}
+
+/// The bound of the fastest of some rounds beside held rows. A store that waits for a held row waits in each round; on a busy
+/// machine, other rounds are slow.
+const AT_ONCE: Duration = Duration::from_millis(50);
+
+/// Asserts that the fastest of these rounds ends at once.
+async fn rounds_end_at_once(rounds: u32, round: impl AsyncFn(u32)) {
+    let mut fastest = Duration::MAX;
+    for number in 0..rounds {
+        let start = Instant::now();
+        round(number).await;
+        fastest = fastest.min(start.elapsed());
+    }
+    assert!(fastest < AT_ONCE, "{fastest:?}");
+}
+
+/// Claims of held rows, in every state, and of new keys in the same moment return at once.
+pub(super) async fn claims_beside_held_rows_return_at_once<S: Store>(store: S) {
+    let adapter = store.adapter();
+    let ([live, lapsed, released, complete], mine) =
+        (["leased", "lapsed", "released", "complete"].map(key), leased());
+    // The lapsed one first, because time passes.
+    for key in [&lapsed, &live, &released, &complete] {
+        prepare(&store, key.id(), &[(key.clone(), mine.clone())]).await;
+    }
+    let _held = join_all([&live, &lapsed, &released, &complete].map(|key| store.hold(key))).await;
+    rounds_end_at_once(50, async |round| {
+        let (new, other) = (key(&format!("new-{round}")), leased());
+        let claims = [&live, &lapsed, &released, &complete, &new];
+        let claims = join_all(claims.map(|key| adapter.claim(key, &other))).await;
+        let claims: Vec<_> = claims.into_iter().map(Result::unwrap).collect();
+        assert_eq!(claims[..3], [const { ClaimReply::InFlight }; 3]);
+        assert!(is_duplicate(&claims[3]), "{claims:?}");
+        assert_eq!(claims[4], FIRST);
+    })
+    .await;
+    // Its own row: an answer "in flight" would leave a lease that nobody holds.
+    for key in [&live, &lapsed] {
+        let unknown = adapter.claim(key, &mine).await.unwrap_err();
+        assert!(unknown.is_unknown(), "{unknown}");
+    }
+}
+
+/// A renewal says "locked", and not "lost", of a row that its token holds. It renews other leases at once.
+pub(super) async fn renewal_of_a_held_row_returns_at_once_and_is_not_lost<S: Store>(store: S) {
+    let adapter = store.adapter();
+    let ([held, other], mine) = (["held", "other"].map(key), leased());
+    adapter.claim(&held, &mine).await.unwrap();
+    adapter.claim(&other, &mine).await.unwrap();
+    let holder = store.hold(&held).await;
+    rounds_end_at_once(50, async |_| {
+        let (held, other) = join(adapter.renew(&held, &mine), adapter.renew(&other, &mine)).await;
+        assert_eq!((held.unwrap(), other.unwrap()), (RenewReply::Locked, RenewReply::Held));
+    })
+    .await;
+    drop(holder);
+    while adapter.renew(&held, &mine).await.unwrap() == RenewReply::Locked {}
+    assert_eq!(adapter.renew(&held, &mine).await.unwrap(), RenewReply::Held);
+}
+
+/// A completion and a release wait for their held row, and take effect when it is free. Meanwhile other calls of all kinds
+/// return at once.
+pub(super) async fn completions_and_releases_of_held_rows_delay_no_other_call<S: Store>(store: S) {
+    let adapter = store.adapter();
+    let ([completed, released], mine) = (["completed", "released"].map(key), leased());
+    let mut holders = Vec::new();
+    for key in [&completed, &released] {
+        adapter.claim(key, &mine).await.unwrap();
+        holders.push(store.hold(key).await);
+    }
+    let waiting = {
+        let (adapter, mine) = (Arc::clone(&adapter), mine.clone());
+        let (completed, released) = (completed.clone(), released.clone());
+        tokio::spawn(async move {
+            join(adapter.complete(&completed, &mine), adapter.release(&released, &mine)).await
+        })
+    };
+    rounds_end_at_once(10, async |round| {
+        let keys = ["a", "b"].map(|name| key(&format!("{name}-{round}")));
+        let claims = join_all(keys.iter().map(|key| adapter.claim(key, &mine))).await;
+        assert!(claims.into_iter().all(|claimed| claimed.unwrap() == FIRST));
+        let ended = join(adapter.complete(&keys[0], &mine), adapter.release(&keys[1], &mine)).await;
+        assert_eq!((ended.0.unwrap(), ended.1.unwrap()), (CompleteReply::Held, ()));
+    })
+    .await;
+    assert!(!waiting.is_finished(), "an open transaction holds the rows");
+    drop(holders);
+    let (complete, release) = waiting.await.unwrap();
+    assert_eq!((complete.unwrap(), release.unwrap()), (CompleteReply::Held, ()));
+    assert!(is_duplicate(&adapter.claim(&completed, &leased()).await.unwrap()));
+    assert_eq!(adapter.claim(&released, &leased()).await.unwrap(), ClaimReply::first(2, false));
 }

@@ -2,21 +2,24 @@
 //!
 //! A case holds each message of a call in turn, from the first one on, and drops the call.
 
+use std::cell::Cell;
+use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::super::driver::{
-    FIRST, LEASE, RETENTION, SLACK, complete_at_once, is_duplicate, key, leased, rows,
+    FIRST, RETENTION, SLACK, complete_at_once, is_duplicate, key, leased, prepare, rows,
 };
 use super::super::proxy::{Cut, Proxy};
 use super::super::store::RemoteStore;
-use crate::adapter::contract::{
-    CallTerms, ClaimReply, CompleteReply, DedupAdapter, RenewReply, StoreFuture,
-};
+use crate::adapter::contract::{CallTerms, ClaimReply, CompleteReply, DedupAdapter, RenewReply};
 use crate::adapter::inspect::{ForgetReply, MaintenanceAdapter, PURGE_GRACE};
+use crate::error::StoreError;
 use crate::key::DedupKey;
 
-const ROWS: [&str; 4] = ["none", "released", "lapsed", "expired"];
+const BOTH: [fn() -> CallTerms; 2] = [leased, complete_at_once];
+/// How long after a release its claim arrives.
+const WAITS: [Duration; 2] = [Duration::ZERO, PURGE_GRACE.saturating_sub(SLACK)];
 /// More messages than one call sends.
 const MANY: usize = 32;
 
@@ -45,7 +48,7 @@ impl<S: RemoteStore> World<S> {
         let proxy = Proxy::to(&host, port).await;
         let (adapter, late) = (store.adapter(), store.connect(proxy.port()).await);
         // Opens connections and prepares statements: the messages of the cases are those of the calls.
-        for terms in [leased, complete_at_once] {
+        for terms in BOTH {
             let (key, mine) = (key("prepared"), terms());
             for _ in 0..2 {
                 late.claim(&key, &mine).await.unwrap();
@@ -59,22 +62,17 @@ impl<S: RemoteStore> World<S> {
         Self { store, adapter, proxy, late }
     }
 
-    /// Makes the row that a call finds.
+    /// Makes a row of another token.
     async fn prepare(&self, row: &str, key: &DedupKey) {
-        let theirs = leased();
-        if row != "none" {
-            self.adapter.claim(key, &theirs).await.unwrap();
-        }
-        match row {
-            "released" => self.adapter.release(key, &theirs).await.unwrap(),
-            "lapsed" => self.store.advance(LEASE + SLACK).await,
-            "expired" => self.store.advance(RETENTION + PURGE_GRACE / 2).await,
-            _ => {}
-        }
+        prepare(&self.store, row, &[(key.clone(), leased())]).await;
     }
 
     /// Makes a call by the late adapter until its message after `spared` others is held.
-    async fn hold<T>(&self, spared: usize, call: &mut StoreFuture<'_, T>) -> Held {
+    async fn hold<T>(
+        &self,
+        spared: usize,
+        call: &mut (impl Future<Output = Result<T, StoreError>> + Unpin),
+    ) -> Held {
         self.proxy.set(spared, Cut::Late);
         let held = async {
             self.proxy.until_held(spared).await;
@@ -93,40 +91,21 @@ impl<S: RemoteStore> World<S> {
         Held::Beside
     }
 
-    /// Delivers the message that is held. Work that the late adapter does for it is over then.
-    async fn deliver(&self, label: &str) {
-        self.proxy.deliver().await;
-        let probe = key(&format!("{label}, probe"));
-        for _ in 0..3 {
-            self.late.claim(&probe, &leased()).await.unwrap();
-        }
-    }
-
-    /// Asserts that the key is free, and claims it.
-    async fn is_free(&self, label: &str, key: &DedupKey, next: &CallTerms) {
-        let claimed = self.adapter.claim(key, next).await.unwrap();
-        assert!(
-            matches!(claimed, ClaimReply::First { .. }),
-            "{label}: the key is free, but {claimed:?}"
-        );
-    }
-
-    async fn renews(&self, label: &str, key: &DedupKey, terms: &CallTerms, expected: RenewReply) {
-        assert_eq!(self.adapter.renew(key, terms).await.unwrap(), expected, "{label}");
-    }
-}
-
-/// Holds each message of a call in turn. `begin` makes the label, `call` the call; `check` follows while the message is
-/// held.
-macro_rules! each_message {
-    ($world:ident, $name:expr, |$key:ident, $label:ident| $begin:block, $call:expr, $check:block) => {
+    /// Holds each message of a call in turn, and drops the call; each time the key is another one. `check` follows while
+    /// the message is held.
+    async fn each_message<T>(
+        &self,
+        name: &str,
+        begin: impl AsyncFn(&DedupKey),
+        call: impl AsyncFn(&DedupKey) -> Result<T, StoreError>,
+        check: impl AsyncFn(&DedupKey),
+    ) {
         let (mut late, mut spared, mut beside) = (0, 0, 0);
         while spared < MANY {
-            let $label = &format!("{}, message {spared}, beside {beside}", $name);
-            let $key = &key($label);
-            $begin
-            let mut call = $call;
-            match $world.hold(spared, &mut call).await {
+            let key = &key(&format!("{name}, message {spared}, beside {beside}"));
+            begin(key).await;
+            let mut call = Box::pin(call(key));
+            match self.hold(spared, &mut call).await {
                 Held::Ended => break,
                 // The message was none of the call: the same place again.
                 Held::Beside if beside < MANY => beside += 1,
@@ -135,42 +114,60 @@ macro_rules! each_message {
                     drop(call);
                     late += 1;
                     spared += 1;
-                    $check
+                    check(key).await;
                 }
             }
         }
-        assert!(late > 0, "{}: no message passed the proxy: see `RemoteStore::connect`", $name);
-    };
+        assert!(late > 0, "{name}: no message passed the proxy: see `RemoteStore::connect`");
+    }
+
+    /// Delivers the message that is held. Work that the late adapter does for it is over then.
+    async fn deliver(&self, held: &DedupKey) {
+        self.proxy.deliver().await;
+        let probe = key(&format!("{}, probe", held.id()));
+        for _ in 0..3 {
+            self.late.claim(&probe, &leased()).await.unwrap();
+        }
+    }
+
+    /// Asserts that the key is free, and claims it.
+    async fn is_free(&self, key: &DedupKey, next: &CallTerms) {
+        let claimed = self.adapter.claim(key, next).await.unwrap();
+        let is_first = matches!(claimed, ClaimReply::First { .. });
+        assert!(is_first, "{:?} is free, but {claimed:?}", key.id());
+    }
+
+    async fn renews(&self, key: &DedupKey, terms: &CallTerms, expected: RenewReply) {
+        assert_eq!(self.adapter.renew(key, terms).await.unwrap(), expected, "{:?}", key.id());
+    }
 }
 
 /// A claim whose message arrives after its release, at once or an hour later, leaves the key free: whatever the row was,
 /// under both permanences. The release keeps an expired row for that hour.
 pub(super) async fn late_claim_has_no_effect_after_its_release<S: RemoteStore>(store: S) {
     let world = World::new(store).await;
-    for terms in [leased, complete_at_once] {
-        for waits in [Duration::ZERO, PURGE_GRACE - SLACK] {
-            for row in ROWS {
-                let mine = &terms();
-                let name = format!("{row}, {:?}, released {waits:?} ago", mine.permanence());
-                each_message!(
-                    world,
-                    name,
-                    |key, label| {
-                        world.prepare(row, key).await;
-                    },
-                    world.late.claim(key, mine),
-                    {
-                        world.adapter.release(key, mine).await.unwrap();
-                        if !waits.is_zero() {
-                            world.store.advance(waits).await;
-                            world.adapter.purge(1_000).await.unwrap();
-                        }
-                        world.deliver(label).await;
-                        world.is_free(label, key, &terms()).await;
-                        world.renews(label, key, mine, RenewReply::Lost).await;
-                    }
-                );
-            }
+    for (terms, waits) in BOTH.into_iter().flat_map(|terms| WAITS.map(|waits| (terms, waits))) {
+        for row in ["none", "released", "lapsed", "expired lapsed"] {
+            let mine = &terms();
+            let name = format!("{row}, {:?}, released {waits:?} ago", mine.permanence());
+            let begin = async |key: &DedupKey| {
+                world.prepare(row, key).await;
+                if row.starts_with("expired") {
+                    world.store.advance(PURGE_GRACE / 2).await;
+                }
+            };
+            let check = async |key: &DedupKey| {
+                world.adapter.release(key, mine).await.unwrap();
+                if !waits.is_zero() {
+                    world.store.advance(waits).await;
+                    world.adapter.purge(1_000).await.unwrap();
+                }
+                world.deliver(key).await;
+                world.is_free(key, &terms()).await;
+                world.renews(key, mine, RenewReply::Lost).await;
+            };
+            let call = async |key: &DedupKey| world.late.claim(key, mine).await;
+            world.each_message(&name, begin, call, check).await;
         }
     }
 }
@@ -180,59 +177,42 @@ pub(super) async fn late_renewal_has_no_effect_after_its_release<S: RemoteStore>
     let world = World::new(store).await;
     for row in ["none", "leased", "lapsed"] {
         let mine = &leased();
-        each_message!(
-            world,
-            row,
-            |key, label| {
-                if row != "none" {
-                    world.adapter.claim(key, mine).await.unwrap();
-                }
-                if row == "lapsed" {
-                    world.store.advance(LEASE + SLACK).await;
-                }
-            },
-            world.late.renew(key, mine),
-            {
-                world.adapter.release(key, mine).await.unwrap();
-                world.deliver(label).await;
-                world.renews(label, key, mine, RenewReply::Lost).await;
-                world.is_free(label, key, &leased()).await;
-            }
-        );
+        let begin = async |key: &DedupKey| {
+            prepare(&world.store, row, &[(key.clone(), mine.clone())]).await;
+        };
+        let check = async |key: &DedupKey| {
+            world.adapter.release(key, mine).await.unwrap();
+            world.deliver(key).await;
+            world.renews(key, mine, RenewReply::Lost).await;
+            world.is_free(key, &leased()).await;
+        };
+        let call = async |key: &DedupKey| world.late.renew(key, mine).await;
+        world.each_message(row, begin, call, check).await;
     }
 }
 
 /// A forgotten key is released for every token: a claim that has met the row before does not take it.
 pub(super) async fn late_claim_of_a_forgotten_key_has_no_effect<S: RemoteStore>(store: S) {
     let world = World::new(store).await;
-    for terms in [leased, complete_at_once] {
-        for row in ["released", "lapsed"] {
-            let mine = &terms();
-            let name = format!("{row}, {:?}", mine.permanence());
-            let mut removed = 0;
-            each_message!(
-                world,
-                name,
-                |key, label| {
-                    world.prepare(row, key).await;
-                },
-                world.late.claim(key, mine),
-                {
-                    let forgotten = world.adapter.forget(key).await.unwrap();
-                    world.deliver(label).await;
-                    // A claim that has taken effect before it is forgotten is not late.
-                    if forgotten != ForgetReply::InFlight {
-                        assert_eq!(forgotten, ForgetReply::Removed, "{label}");
-                        world.is_free(label, key, &terms()).await;
-                        removed += 1;
-                    }
-                }
-            );
-            assert!(
-                removed > 0,
-                "{name}: every claim has taken effect before its key is forgotten"
-            );
-        }
+    for (terms, row) in
+        BOTH.into_iter().flat_map(|terms| ["released", "lapsed"].map(|row| (terms, row)))
+    {
+        let (mine, removed) = (&terms(), Cell::new(false));
+        let name = format!("{row}, {:?}", mine.permanence());
+        let check = async |key: &DedupKey| {
+            let forgotten = world.adapter.forget(key).await.unwrap();
+            world.deliver(key).await;
+            // A claim that has taken effect before it is forgotten is not late.
+            if forgotten != ForgetReply::InFlight {
+                assert_eq!(forgotten, ForgetReply::Removed, "{:?}", key.id());
+                world.is_free(key, &terms()).await;
+                removed.set(true);
+            }
+        };
+        let begin = async |key: &DedupKey| world.prepare(row, key).await;
+        let call = async |key: &DedupKey| world.late.claim(key, mine).await;
+        world.each_message(&name, begin, call, check).await;
+        assert!(removed.get(), "{name}: every claim has taken effect before its key is forgotten");
     }
 }
 
@@ -240,64 +220,45 @@ pub(super) async fn late_claim_of_a_forgotten_key_has_no_effect<S: RemoteStore>(
 pub(super) async fn late_forget_undoes_no_later_completion<S: RemoteStore>(store: S) {
     let world = World::new(store).await;
     for row in ["lapsed", "complete"] {
-        each_message!(
-            world,
-            row,
-            |key, label| {
-                let theirs = leased();
-                world.prepare("lapsed", key).await;
-                if row == "complete" {
-                    world.adapter.complete(key, &theirs).await.unwrap();
-                }
-            },
-            world.late.forget(key),
-            {
-                assert_eq!(
-                    world.adapter.forget(key).await.unwrap(),
-                    ForgetReply::Removed,
-                    "{label}"
-                );
-                let mine = leased();
-                assert_eq!(world.adapter.claim(key, &mine).await.unwrap(), FIRST, "{label}");
-                assert_eq!(world.adapter.complete(key, &mine).await.unwrap(), CompleteReply::Held);
-                world.deliver(label).await;
-                let again = world.adapter.claim(key, &leased()).await.unwrap();
-                assert!(is_duplicate(&again), "{label}: the key is complete, but {again:?}");
-            }
-        );
+        let begin = async |key: &DedupKey| world.prepare(row, key).await;
+        let check = async |key: &DedupKey| {
+            let (adapter, mine) = (&world.adapter, leased());
+            assert_eq!(adapter.forget(key).await.unwrap(), ForgetReply::Removed, "{:?}", key.id());
+            assert_eq!(adapter.claim(key, &mine).await.unwrap(), FIRST, "{:?}", key.id());
+            assert_eq!(adapter.complete(key, &mine).await.unwrap(), CompleteReply::Held);
+            world.deliver(key).await;
+            let again = adapter.claim(key, &leased()).await.unwrap();
+            assert!(is_duplicate(&again), "{:?} is complete, but {again:?}", key.id());
+        };
+        let call = async |key: &DedupKey| world.late.forget(key).await;
+        world.each_message(row, begin, call, check).await;
     }
 }
 
 /// The version of a row that was purged does not come back with the next row of its key: a late claim would take it, and
 /// two handlers would run.
 pub(super) async fn late_take_of_a_purged_row_takes_no_other_row<S: RemoteStore>(store: S) {
-    let world = World::new(store).await;
-    let mine = &leased();
-    each_message!(
-        world,
-        "purged",
-        |key, label| {
-            world.prepare("expired", key).await;
-        },
-        world.late.claim(key, mine),
-        {
-            world.store.advance(PURGE_GRACE).await;
-            world.adapter.purge(1_000).await.unwrap();
-            let holder = leased();
-            world.is_free(label, key, &holder).await;
-            world.deliver(label).await;
-            world.renews(label, key, &holder, RenewReply::Held).await;
-        }
-    );
+    let (world, mine) = (World::new(store).await, &leased());
+    let begin = async |key: &DedupKey| world.prepare("expired lapsed", key).await;
+    let check = async |key: &DedupKey| {
+        world.store.advance(PURGE_GRACE).await;
+        world.adapter.purge(1_000).await.unwrap();
+        let holder = leased();
+        world.is_free(key, &holder).await;
+        world.deliver(key).await;
+        world.renews(key, &holder, RenewReply::Held).await;
+    };
+    let call = async |key: &DedupKey| world.late.claim(key, mine).await;
+    world.each_message("purged", begin, call, check).await;
 }
 
 /// A release in two steps, an update and then an insertion, lets a claim of its token in between.
 pub(super) async fn release_is_one_step<S: RemoteStore>(store: S) {
     let world = World::new(store).await;
-    for terms in [leased, complete_at_once] {
+    for terms in BOTH {
         for spared in 0..MANY {
-            let label = &format!("{:?}, message {spared}", terms().permanence());
-            let (key, mine) = (&key(label), &terms());
+            let mine = &terms();
+            let key = &key(&format!("{:?}, message {spared}", mine.permanence()));
             let mut release = world.late.release(key, mine);
             match world.hold(spared, &mut release).await {
                 Held::Ended => break,
@@ -308,7 +269,7 @@ pub(super) async fn release_is_one_step<S: RemoteStore>(store: S) {
                     tokio::join!(release, world.proxy.deliver()).0.unwrap();
                 }
             }
-            world.is_free(label, key, &terms()).await;
+            world.is_free(key, &terms()).await;
         }
     }
 }

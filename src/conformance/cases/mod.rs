@@ -2,13 +2,9 @@
 
 mod answers;
 mod completion;
-mod corrupt;
 mod fence;
-mod held;
 mod inspection;
-mod lease;
 mod maintenance;
-mod on_claim;
 mod races;
 mod stored;
 

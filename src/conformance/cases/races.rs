@@ -5,12 +5,12 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::FutureExt;
 use futures_util::future::{join_all, maybe_done};
 use tokio::task::JoinHandle;
 
 use super::super::driver::{
-    FIRST, LEASE, RETENTION, claim_all, complete_at_once, is_duplicate, key, leased, rows, story,
+    FIRST, LEASE, RETENTION, claim_all, complete_all, complete_at_once, is_duplicate, key, leased,
+    reply, rows, story,
 };
 use super::super::store::{Maintained, Store};
 use crate::adapter::contract::{CallTerms, ClaimReply, CompleteReply, DedupAdapter, RenewReply};
@@ -20,162 +20,103 @@ use crate::key::DedupKey;
 const WORKERS: usize = 16;
 const ROUNDS: usize = 60;
 
-/// Runs `attempt` in 16 tasks for 60 rounds. It returns the numbers of the keys that its task has won. Asserts that each
-/// of 60 keys has one winner.
-async fn race<A, F, W>(
-    adapter: Arc<A>,
-    attempt: impl Fn(Arc<A>, usize, usize) -> F + Clone + Send + 'static,
-) where
-    A: Send + Sync + ?Sized + 'static,
-    F: Future<Output = W> + Send + 'static,
-    W: IntoIterator<Item = usize>,
-{
+/// 16 tasks claim keys for 60 rounds, those of a round at the same time. Asserts that each of 60 keys has one winner.
+async fn race<S: Store>(
+    store: S,
+    terms: fn() -> CallTerms,
+    numbers: fn(worker: usize, round: usize) -> Vec<usize>,
+) {
     let tasks = (0..WORKERS).map(|worker| {
-        let (adapter, attempt) = (Arc::clone(&adapter), attempt.clone());
+        let adapter = store.adapter();
         tokio::spawn(async move {
             let mut won = Vec::new();
             for round in 0..ROUNDS {
-                won.extend(attempt(Arc::clone(&adapter), worker, round).await);
+                let numbers = numbers(worker, round);
+                let keys: Vec<_> = numbers.iter().map(|number| key(&number.to_string())).collect();
+                let claimed = claim_all(&*adapter, &keys, &terms()).await;
+                // Of any attempt: a second winner may have counted the first one.
+                won.extend(numbers.into_iter().zip(claimed).filter(|(_, it)| is_first(it)));
             }
             won
         })
     });
     let mut won = all_end(tasks).await.concat();
-    won.sort_unstable();
-    assert!(won.iter().copied().eq(0..ROUNDS), "won: {won:?}");
+    won.sort_unstable_by_key(|(number, _)| *number);
+    assert!(won.iter().map(|(number, _)| *number).eq(0..ROUNDS), "won: {won:?}");
+}
+
+fn is_first(claimed: &ClaimReply) -> bool {
+    matches!(claimed, ClaimReply::First { .. })
 }
 
 async fn all_end<T>(tasks: impl Iterator<Item = JoinHandle<T>>) -> Vec<T> {
-    let all = tokio::time::timeout(Duration::from_secs(60), join_all(tasks)).await;
+    let all = tokio::time::timeout(Duration::from_secs(120), join_all(tasks)).await;
     all.expect("no deadlock").into_iter().map(|ended| ended.expect("a worker")).collect()
-}
-
-/// Returns the number if the claim is first, of any attempt: a second winner may have counted the first one.
-fn won(number: usize, claimed: &ClaimReply) -> Option<usize> {
-    matches!(claimed, ClaimReply::First { .. }).then_some(number)
 }
 
 /// 16 workers claim 60 keys under a lease: each key is first once.
 pub(super) async fn workers_racing_for_a_lease_have_one_winner<S: Store>(store: S) {
-    race(store.adapter(), |adapter, _, round| claim_one(adapter, round, leased())).await;
+    race(store, leased, |_, round| vec![round]).await;
 }
 
 /// 16 workers claim 60 keys that are complete at once: each key is first once.
 pub(super) async fn workers_racing_for_a_claim_complete_at_once_have_one_winner<S: Store>(
     store: S,
 ) {
-    race(store.adapter(), |adapter, _, round| claim_one(adapter, round, complete_at_once())).await;
-}
-
-async fn claim_one<A: DedupAdapter + ?Sized>(
-    adapter: Arc<A>,
-    round: usize,
-    terms: CallTerms,
-) -> Option<usize> {
-    won(round, &adapter.claim(&key(&round.to_string()), &terms).await.unwrap())
+    race(store, complete_at_once, |_, round| vec![round]).await;
 }
 
 /// 16 workers claim 60 keys whose lease lapsed: each key is taken over once.
 pub(super) async fn workers_racing_for_a_lapsed_lease_have_one_winner<S: Store>(store: S) {
-    let adapter = store.adapter();
-    for round in 0..ROUNDS {
-        adapter.claim(&key(&round.to_string()), &leased()).await.unwrap();
-    }
+    let keys: Vec<_> = (0..ROUNDS).map(|round| key(&round.to_string())).collect();
+    claim_all(&*store.adapter(), &keys, &leased()).await;
     store.advance(LEASE).await;
-    race(adapter, |adapter, _, round| async move {
-        let claimed = adapter.claim(&key(&round.to_string()), &leased()).await.unwrap();
-        let is_taken = claimed == ClaimReply::first(2, true);
-        assert!(is_taken || claimed == ClaimReply::InFlight, "taken over again: {claimed:?}");
-        won(round, &claimed)
-    })
-    .await;
+    race(store, leased, |_, round| vec![round]).await;
 }
 
 /// Workers claim overlapping keys, eight at the same time. No call deadlocks, and each key is first once.
 pub(super) async fn claims_of_overlapping_keys_have_one_winner_for_each<S: Store>(store: S) {
-    race(store.adapter(), |adapter, worker, round| async move {
-        let numbers: Vec<usize> =
-            (0..8).map(|next| (7 * round + 3 * worker + next) % ROUNDS).collect();
-        let keys: Vec<DedupKey> = numbers.iter().map(|number| key(&number.to_string())).collect();
-        let claimed = claim_all(&*adapter, &keys, &leased()).await;
-        let won =
-            numbers.into_iter().zip(&claimed).filter_map(|(number, claimed)| won(number, claimed));
-        won.collect::<Vec<_>>()
+    race(store, leased, |worker, round| {
+        (0..8).map(|next| (7 * round + 3 * worker + next) % ROUNDS).collect()
     })
     .await;
-}
-
-/// A claim that is dropped at any await can be released by its token.
-pub(super) async fn dropped_claim_can_be_released<S: Maintained>(store: S) {
-    let adapter = store.adapter();
-    for polls in 0..24_usize {
-        let keys = key(&format!("dropped-{polls}"));
-        let mine = leased();
-        dropped_after(polls, adapter.claim(&keys, &mine)).await;
-        // The claim may reach the store after the release, which is a fence.
-        adapter.release(&keys, &mine).await.unwrap();
-        let claimed = adapter.claim(&keys, &leased()).await.unwrap();
-        assert!(matches!(claimed, ClaimReply::First { .. }), "{polls}: {claimed:?}");
-    }
-    // A future that was never polled claims nothing.
-    let keys = key("never-polled");
-    drop(adapter.claim(&keys, &leased()));
-    assert_eq!(adapter.get(&keys).await.unwrap(), None);
-    // The store still replies.
-    assert!(adapter.stats().now_or_never().is_none_or(|stats| stats.is_ok()));
-    assert_eq!(adapter.claim(&keys, &complete_at_once()).await.unwrap(), FIRST);
 }
 
 /// 64 calls of each kind that hang, because no task polls them, block no other call: later calls of every kind succeed
 /// within 20 s. So do the hanging calls once they are polled again.
 pub(super) async fn hanging_calls_block_no_other_call<S: Maintained>(store: S) {
     const BOUND: Duration = Duration::from_secs(20);
-    const CALLS: usize = 64;
     let adapter = store.adapter();
     for polls in [1, 4] {
-        let key = |name: &str| key(&format!("{name}-{polls}"));
-        let (mine, other) = (leased(), leased());
-        let numbered =
-            |name: &str| -> Vec<_> { (0..CALLS).map(|n| key(&format!("{name} {n}"))).collect() };
-        let (held, claimed) = (numbered("held"), numbered("claimed"));
+        let numbered = |name| {
+            let keys = (0..64).map(|number| key(&format!("{name} {number}, {polls} polls")));
+            keys.collect::<Vec<_>>()
+        };
+        let (mine, held, claimed) = (leased(), numbered("held"), numbered("claimed"));
         claim_all(&*adapter, &held, &mine).await;
-        let mut claims: Vec<_> =
-            claimed.iter().map(|key| maybe_done(adapter.claim(key, &other))).collect();
-        let mut renewals: Vec<_> =
-            held.iter().map(|key| maybe_done(adapter.renew(key, &mine))).collect();
+        let (held, claimed) =
+            (held.iter().map(|it| ("renew", it)), claimed.iter().map(|it| ("claim", it)));
+        let call = |(call, key)| maybe_done(Box::pin(reply(&*adapter, call, key, &mine)));
+        let mut hanging: Vec<_> = held.chain(claimed).map(call).collect();
         for _ in 0..polls {
-            for claim in &mut claims {
-                let _ = futures_util::poll!(claim);
-            }
-            for renewal in &mut renewals {
-                let _ = futures_util::poll!(renewal);
+            for call in &mut hanging {
+                let _ = futures_util::poll!(call);
             }
             tokio::time::sleep(Duration::from_micros(200)).await;
         }
         let later = async {
-            let (terms, free, at_once) = (leased(), key("free"), key("at once"));
-            assert_eq!(adapter.claim(&at_once, &complete_at_once()).await.unwrap(), FIRST);
-            let first = adapter.claim(&free, &terms).await.unwrap();
-            assert!(matches!(first, ClaimReply::First { .. }), "{first:?}");
-            assert_eq!(adapter.renew(&free, &terms).await.unwrap(), RenewReply::Held);
-            assert_eq!(adapter.complete(&free, &terms).await.unwrap(), CompleteReply::Held);
-            assert!(adapter.get(&free).await.unwrap().is_some());
+            story(&store, "a once 1").await;
+            story(&store, "a claim 1; a renew H; a complete H").await;
+            adapter.get(&key("free")).await.unwrap();
             adapter.purge(10).await.unwrap();
         };
         let bounded = tokio::time::timeout(BOUND, later).await;
         bounded.expect("later calls do not wait for 128 calls that nobody polls");
-        let rest = async {
-            join_all(&mut claims).await;
-            join_all(&mut renewals).await;
-        };
-        tokio::time::timeout(BOUND, rest).await.expect("hanging calls end");
-        for claim in &mut claims {
-            let claim = Pin::new(claim).take_output().expect("it has ended").unwrap();
-            assert!(matches!(claim, ClaimReply::First { .. }), "{polls} polls: {claim:?}");
-        }
-        for renewal in &mut renewals {
-            let renewal = Pin::new(renewal).take_output().expect("it has ended").unwrap();
-            assert_eq!(renewal, RenewReply::Held, "{polls} polls");
+        let rest = tokio::time::timeout(BOUND, join_all(&mut hanging)).await;
+        rest.expect("hanging calls end");
+        for (number, call) in hanging.iter_mut().enumerate() {
+            let reply = Pin::new(call).take_output().expect("it has ended");
+            assert_eq!(reply, if number < 64 { "H" } else { "1" }, "{polls} polls");
         }
     }
 }
@@ -191,22 +132,35 @@ async fn dropped_after<F: Future>(polls: usize, call: F) {
     }
 }
 
-/// After a claim that is complete at once, or its release, is dropped at any await, the token can
-/// still release the key.
-pub(super) async fn dropped_claim_complete_at_once_can_be_released<S: Store>(store: S) {
+/// Drops a claim, and another one's release, at any await. Asserts that the release that follows frees the key.
+async fn release_after_a_drop<S: Store>(store: &S, terms: fn() -> CallTerms) {
     let adapter = store.adapter();
     for polls in 0..24_usize {
-        let (keys, mine) = (key(&format!("dropped-{polls}")), complete_at_once());
-        dropped_after(polls, adapter.claim(&keys, &mine)).await;
-        adapter.release(&keys, &mine).await.unwrap();
-        assert_eq!(adapter.claim(&keys, &complete_at_once()).await.unwrap(), FIRST, "{polls}");
-
-        let (keys, mine) = (key(&format!("undone-{polls}")), complete_at_once());
-        adapter.claim(&keys, &mine).await.unwrap();
-        dropped_after(polls, adapter.release(&keys, &mine)).await;
-        adapter.release(&keys, &mine).await.unwrap();
-        assert_eq!(adapter.claim(&keys, &complete_at_once()).await.unwrap(), FIRST, "{polls}");
+        let keys = ["claim", "release"].map(|call| key(&format!("{call}, {polls} polls")));
+        let mine = terms();
+        dropped_after(polls, adapter.claim(&keys[0], &mine)).await;
+        adapter.claim(&keys[1], &mine).await.unwrap();
+        dropped_after(polls, adapter.release(&keys[1], &mine)).await;
+        for key in &keys {
+            // The dropped call may reach the store after the release, which is a fence.
+            adapter.release(key, &mine).await.unwrap();
+            let claimed = adapter.claim(key, &terms()).await.unwrap();
+            assert!(is_first(&claimed), "{:?}: {claimed:?}", key.id());
+        }
     }
+    // A future that was never polled claims nothing.
+    drop(adapter.claim(&key("never polled"), &terms()));
+    assert_eq!(adapter.claim(&key("never polled"), &terms()).await.unwrap(), FIRST);
+}
+
+/// A claim that is dropped at any await can be released by its token.
+pub(super) async fn dropped_claim_can_be_released<S: Store>(store: S) {
+    release_after_a_drop(&store, leased).await;
+}
+
+/// After a claim that is complete at once, or its release, is dropped at any await, the token can still release the key.
+pub(super) async fn dropped_claim_complete_at_once_can_be_released<S: Store>(store: S) {
+    release_after_a_drop(&store, complete_at_once).await;
 }
 
 /// A renewal or completion that is dropped at any await can be repeated. No other token claims the key
@@ -220,10 +174,8 @@ pub(super) async fn dropped_completion_can_be_repeated<S: Store>(store: S) {
         // The first renewal may still hold the row.
         assert_ne!(adapter.renew(&keys, &mine).await.unwrap(), RenewReply::Lost);
         dropped_after(polls, adapter.complete(&keys, &mine)).await;
-        match adapter.claim(&keys, &leased()).await.unwrap() {
-            ClaimReply::InFlight | ClaimReply::Duplicate(_) => {}
-            ref other => panic!("{polls}: {other:?}"),
-        }
+        let claimed = adapter.claim(&keys, &leased()).await.unwrap();
+        assert!(!is_first(&claimed), "{polls}: {claimed:?}");
         assert_eq!(adapter.complete(&keys, &mine).await.unwrap(), CompleteReply::Held);
         assert!(is_duplicate(&adapter.claim(&keys, &leased()).await.unwrap()));
         // A release after the completion changes nothing.
@@ -232,24 +184,22 @@ pub(super) async fn dropped_completion_can_be_repeated<S: Store>(store: S) {
     }
 }
 
-/// Calls of all kinds run at the same time, each on a key of its own. Each call returns the reply of
-/// its own key, with any other calls in its batch.
-pub(super) async fn concurrent_calls_of_all_kinds_reply_for_their_own_keys<S: Store>(store: S) {
+/// 2,048 callers make calls of all kinds at the same time, each for a key of its own. Each call returns the reply of its own
+/// key, with any other calls in its batch.
+pub(super) async fn calls_of_2048_callers_reply_for_their_own_keys<S: Store>(store: S) {
     const STORIES: [&str; 5] = [
         "a claim 1; b claim -; a complete H; b claim D",
-        "a claim 1; a release; a complete L; a release",
+        "a claim 1; a release; b claim 2; a complete L; a release",
         "a once 1; b undo; a undo; b once 1",
         "a renew H; b renew L; c once -; a complete H",
         "a complete I; b complete L; b claim D; a renew L",
     ];
     let store = Arc::new(store);
-    let tasks = (0..2 * WORKERS).map(|worker| {
+    let tasks = (0..32).map(|_| {
         let store = Arc::clone(&store);
         tokio::spawn(async move {
-            for round in 0..ROUNDS / 4 {
-                let calls = STORIES[(worker + round) % STORIES.len()];
-                story(&*store, &format!("{worker}-{round}"), calls).await;
-            }
+            let calls = STORIES.into_iter().cycle().take(64);
+            join_all(calls.map(|calls| story(&*store, calls))).await;
         })
     });
     all_end(tasks).await;
@@ -257,7 +207,7 @@ pub(super) async fn concurrent_calls_of_all_kinds_reply_for_their_own_keys<S: St
 
 /// Purges run beside claims, after purges that were dropped at any await. Every expired key is deleted, and no live key.
 pub(super) async fn purges_run_beside_claims_and_after_dropped_purges<S: Maintained>(store: S) {
-    let adapter = store.adapter();
+    let (adapter, mine) = (store.adapter(), leased());
     let old: Vec<DedupKey> = (0..500).map(|id| key(&format!("old-{id}"))).collect();
     claim_all(&*adapter, &old, &complete_at_once()).await;
     store.advance(RETENTION + PURGE_GRACE).await;
@@ -274,15 +224,12 @@ pub(super) async fn purges_run_beside_claims_and_after_dropped_purges<S: Maintai
             }
         })
     };
-    let mut live = Vec::new();
-    for id in 0..100 {
-        let (keys, mine) = (key(&format!("live-{id}")), leased());
-        adapter.claim(&keys, &mine).await.unwrap();
-        if id % 2 == 0 {
-            adapter.complete(&keys, &mine).await.unwrap();
-        }
-        live.push(keys);
+    let live: Vec<DedupKey> = (0..100).map(|id| key(&format!("live-{id}"))).collect();
+    let (complete, in_flight) = live.split_at(50);
+    for key in &live {
+        adapter.claim(key, &mine).await.unwrap();
     }
+    complete_all(&*adapter, complete, &mine).await;
     let purged = async {
         while rows(&adapter).await > live.len() as u64 {
             tokio::time::sleep(Duration::from_millis(1)).await;
@@ -291,12 +238,7 @@ pub(super) async fn purges_run_beside_claims_and_after_dropped_purges<S: Maintai
     tokio::time::timeout(Duration::from_secs(10), purged).await.expect("all is purged");
     assert!(!purging.is_finished(), "no purge fails");
     purging.abort();
-    for (id, keys) in live.iter().enumerate() {
-        let again = adapter.claim(keys, &leased()).await.unwrap();
-        if id % 2 == 0 {
-            assert!(is_duplicate(&again), "{id}: {again:?}");
-        } else {
-            assert_eq!(again, ClaimReply::InFlight, "{id}");
-        }
-    }
+    assert!(claim_all(&*adapter, complete, &leased()).await.iter().all(is_duplicate));
+    let again = claim_all(&*adapter, in_flight, &leased()).await;
+    assert!(again.iter().all(|again| *again == ClaimReply::InFlight), "{again:?}");
 }

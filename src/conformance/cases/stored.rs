@@ -9,13 +9,15 @@ use futures_util::future::join_all;
 use http::{HeaderMap, HeaderValue, StatusCode};
 
 use super::super::driver::{
-    FIRST, LEASE, RETENTION, SLACK, claim_all, complete_all, complete_at_once, key, leased, rows,
+    FIRST, LEASE, RETENTION, claim_all, complete_all, complete_at_once, is_duplicate, key, leased,
+    prepare, rows,
 };
 use super::super::store::{Maintained, Store};
 use crate::adapter::contract::{
     CallTerms, ClaimReply, CompleteReply, DedupAdapter, Fetch, StoredData, StoredResponse, Token,
 };
-use crate::adapter::inspect::MaintenanceAdapter;
+use crate::adapter::inspect::{ForgetReply, MaintenanceAdapter};
+use crate::error::StoreErrorKind;
 use crate::key::DedupKey;
 
 fn response(body: impl Into<Bytes>) -> Arc<StoredResponse> {
@@ -40,58 +42,64 @@ fn with_payloads(terms: CallTerms, keys: &[DedupKey], payload: u8) -> CallTerms 
     terms.with_payloads(keys.iter().map(|key| (key.clone(), [payload; 32])))
 }
 
-/// Claims the keys, and returns the stored data of those that are complete. A key that is claimed now is
-/// released again.
-async fn fetched<A: DedupAdapter + ?Sized>(
-    adapter: &A,
-    keys: &[DedupKey],
-    terms: CallTerms,
-) -> Vec<Option<StoredData>> {
-    let fetch = terms.fetch();
-    let claimed = claim_all(adapter, keys, &terms).await;
-    for (key, claimed) in keys.iter().zip(&claimed) {
-        if matches!(claimed, ClaimReply::First { .. }) {
-            adapter.release(key, &terms).await.unwrap();
-        }
+/// What a duplicate carries.
+type Carried = Option<StoredData>;
+
+/// Claims the keys, and returns the stored data of those that are complete. A key that is claimed now is released again.
+async fn fetched<S: Store>(store: &S, keys: &[DedupKey], terms: CallTerms) -> Vec<Carried> {
+    let mut all = Vec::new();
+    for (key, claimed) in keys.iter().zip(claim_all(&*store.adapter(), keys, &terms).await) {
+        all.push(match claimed {
+            ClaimReply::Duplicate(seen) => {
+                assert_eq!(
+                    seen.stored.is_some(),
+                    terms.fetch() != Fetch::Nothing,
+                    "{:?}",
+                    key.id()
+                );
+                seen.stored.as_deref().cloned()
+            }
+            ClaimReply::InFlight => None,
+            ClaimReply::First { .. } => {
+                store.adapter().release(key, &terms).await.unwrap();
+                None
+            }
+        });
     }
-    let stored = claimed.into_iter().map(|claimed| match claimed {
-        ClaimReply::Duplicate(seen) => {
-            assert_eq!(seen.stored.is_some(), fetch != Fetch::Nothing, "{fetch:?}");
-            seen.stored.map(|stored| (*stored).clone())
-        }
-        _ => None,
-    });
-    stored.collect()
+    all
+}
+
+async fn all_of_each<S: Store>(store: &S, keys: &[DedupKey]) -> Vec<Carried> {
+    fetched(store, keys, leased().with_fetch(Fetch::DigestAndResponse)).await
 }
 
 /// Returns the stored data of a complete key.
-async fn all_of<A: DedupAdapter + ?Sized>(adapter: &A, key: &DedupKey) -> Option<StoredData> {
-    all_of_each(adapter, slice::from_ref(key)).await.remove(0)
+async fn all_of<S: Store>(store: &S, key: &DedupKey) -> Carried {
+    all_of_each(store, slice::from_ref(key)).await.remove(0)
 }
 
-async fn all_of_each<A: DedupAdapter + ?Sized>(
-    adapter: &A,
-    keys: &[DedupKey],
-) -> Vec<Option<StoredData>> {
-    fetched(adapter, keys, leased().with_fetch(Fetch::DigestAndResponse)).await
-}
-
-/// A completion stores its data, and a duplicate returns it. Later completions change nothing.
+/// A completion stores its data, also a late one of a lapsed or missing row, and a duplicate returns it. Later completions
+/// change nothing.
 pub(super) async fn completion_stores_what_it_carries<S: Store>(store: S) {
-    let (adapter, keys) = (store.adapter(), key("a"));
-    let mine = with_payload(leased(), &keys, 7);
-    assert_eq!(adapter.claim(&keys, &mine).await.unwrap(), FIRST);
-    // In flight: nothing is returned yet.
-    assert_eq!(all_of(&*adapter, &keys).await, None);
-    let stored_response = response("<Response/>");
-    let done = mine.clone().with_response(Arc::clone(&stored_response));
-    assert_eq!(adapter.complete(&keys, &done).await.unwrap(), CompleteReply::Held);
-    assert_eq!(all_of(&*adapter, &keys).await, Some(data(7, Some(&stored_response))));
-    // Neither a repeated completion nor another token's changes it.
-    adapter.complete(&keys, &mine).await.unwrap();
-    let late = with_payload(leased(), &keys, 8).with_response(response("other"));
-    assert_eq!(adapter.complete(&keys, &late).await.unwrap(), CompleteReply::LeaseLost);
-    assert_eq!(all_of(&*adapter, &keys).await, Some(data(7, Some(&stored_response))));
+    let adapter = store.adapter();
+    let stored_response = response(Bytes::from_static(b"\0\xff"));
+    for row in ["leased", "lapsed", "none"] {
+        let key = key(row);
+        let mine = with_payload(leased(), &key, 7);
+        prepare(&store, row, &[(key.clone(), mine.clone())]).await;
+        if row == "leased" {
+            assert_eq!(all_of(&store, &key).await, None, "nothing is returned yet");
+        }
+        let whole = Some(data(7, Some(&stored_response)));
+        let done = mine.clone().with_response(Arc::clone(&stored_response));
+        adapter.complete(&key, &done).await.unwrap();
+        assert_eq!(all_of(&store, &key).await, whole, "{row}");
+        // Neither a repeated completion nor another token's changes it.
+        adapter.complete(&key, &mine).await.unwrap();
+        let late = with_payload(leased(), &key, 8).with_response(response("other"));
+        assert_eq!(adapter.complete(&key, &late).await.unwrap(), CompleteReply::LeaseLost);
+        assert_eq!(all_of(&store, &key).await, whole, "{row}");
+    }
 }
 
 /// Each key has its own stored data, also if the calls have the same terms. A duplicate without stored data returns
@@ -112,22 +120,7 @@ pub(super) async fn each_key_has_its_own_stored_data<S: Store>(store: S) {
     let stored = |payload| Some(data(payload, None));
     let empty = Some(StoredData::default());
     let expected = [stored(0), stored(1), stored(2), stored(3), empty, None];
-    assert_eq!(all_of_each(&*adapter, &keys).await, expected);
-}
-
-/// A late completion of a missing or lapsed key stores its data too.
-pub(super) async fn late_completion_stores_what_it_carries<S: Store>(store: S) {
-    let (adapter, missing, lapsed) = (store.adapter(), key("missing"), key("lapsed"));
-    let stored_response = response(Bytes::from_static(b"\0\xff"));
-    let late =
-        |key: &DedupKey| with_payload(leased(), key, 5).with_response(Arc::clone(&stored_response));
-    assert_eq!(adapter.complete(&missing, &late(&missing)).await.unwrap(), CompleteReply::Inserted);
-    adapter.claim(&lapsed, &leased()).await.unwrap();
-    store.advance(LEASE + SLACK).await;
-    adapter.complete(&lapsed, &late(&lapsed)).await.unwrap();
-    for keys in [&missing, &lapsed] {
-        assert_eq!(all_of(&*adapter, keys).await, Some(data(5, Some(&stored_response))));
-    }
+    assert_eq!(all_of_each(&store, &keys).await, expected);
 }
 
 /// `Fetch` selects the data of a duplicate: nothing, the digest, or the digest and the response.
@@ -142,12 +135,12 @@ pub(super) async fn duplicate_carries_what_the_call_fetches<S: Store>(store: S) 
     let digests = [None, Some(data(7, None)), Some(StoredData::default()), None];
     let all = [None, Some(data(7, Some(&stored_response))), Some(plain), None];
     for terms in [leased, complete_at_once] {
-        let replies = fetched(&*adapter, &keys, terms()).await;
+        let replies = fetched(&store, &keys, terms()).await;
         assert_eq!(replies, [None, None, None, None]);
-        let replies = fetched(&*adapter, &keys, terms().with_fetch(Fetch::Digest)).await;
+        let replies = fetched(&store, &keys, terms().with_fetch(Fetch::Digest)).await;
         assert_eq!(replies, digests);
         let everything = terms().with_fetch(Fetch::DigestAndResponse);
-        assert_eq!(fetched(&*adapter, &keys, everything).await, all);
+        assert_eq!(fetched(&store, &keys, everything).await, all);
     }
 }
 
@@ -159,17 +152,17 @@ pub(super) async fn stored_data_ends_with_the_retention<S: Maintained>(store: S)
     store.advance(RETENTION).await;
     let second = leased();
     assert_eq!(adapter.claim(&keys[0], &second).await.unwrap(), FIRST);
-    assert_eq!(all_of(&*adapter, &keys[0]).await, None);
+    assert_eq!(all_of(&store, &keys[0]).await, None);
     complete_all(&*adapter, &keys[..2], &second).await;
     assert_eq!(adapter.claim(&keys[2], &complete_at_once()).await.unwrap(), FIRST);
-    assert_eq!(all_of_each(&*adapter, &keys).await, vec![Some(StoredData::default()); 3]);
+    assert_eq!(all_of_each(&store, &keys).await, vec![Some(StoredData::default()); 3]);
     adapter.forget(&keys[0]).await.unwrap();
-    assert_eq!(all_of(&*adapter, &keys[0]).await, None);
+    assert_eq!(all_of(&store, &keys[0]).await, None);
     let (released, mine) = (key("released"), with_payload(complete_at_once(), &key("released"), 7));
     adapter.claim(&released, &mine).await.unwrap();
     adapter.release(&released, &mine).await.unwrap();
     assert_eq!(adapter.complete(&released, &leased()).await.unwrap(), CompleteReply::Inserted);
-    assert_eq!(all_of(&*adapter, &released).await, Some(StoredData::default()));
+    assert_eq!(all_of(&store, &released).await, Some(StoredData::default()));
 }
 
 /// `get` returns the stored data of a complete key, and of no other key. It changes nothing.
@@ -199,41 +192,30 @@ pub(super) async fn get_returns_the_stored_data_of_a_complete_key<S: Maintained>
 
 /// Duplicates beside completions: a duplicate always carries everything that the completion stored.
 pub(super) async fn duplicate_beside_completions_carries_whole_stored_data<S: Store>(store: S) {
-    let adapter = store.adapter();
     for round in 0..20_u8 {
-        let keys = [key(&format!("{round}-a")), key(&format!("{round}-b"))];
-        let (mine, stored_response) =
-            (with_payloads(leased(), &keys, round), response(vec![round; 10_000]));
-        claim_all(&*adapter, &keys, &mine).await;
-        let whole = data(round, Some(&stored_response));
-        let readers = (0..4).map(|reader| {
-            let (adapter, keys, whole) = (store.adapter(), keys.clone(), whole.clone());
+        let (adapter, key) = (store.adapter(), key(&round.to_string()));
+        let mine = with_payload(leased(), &key, round);
+        let done = mine.clone().with_response(response(vec![round; 10_000]));
+        adapter.claim(&key, &mine).await.unwrap();
+        let readers = [leased, leased, complete_at_once, complete_at_once].map(|terms| {
+            let (adapter, key) = (store.adapter(), key.clone());
             tokio::spawn(async move {
+                let terms = terms().with_fetch(Fetch::DigestAndResponse);
                 loop {
-                    let terms = if reader % 2 == 0 { leased() } else { complete_at_once() };
-                    let terms = terms.with_fetch(Fetch::DigestAndResponse);
-                    let claimed = claim_all(&*adapter, &keys, &terms).await;
-                    let duplicates = claimed.iter().filter(|claimed| match claimed {
-                        ClaimReply::Duplicate(seen) => {
-                            assert_eq!(seen.stored.as_deref(), Some(&whole));
-                            true
-                        }
-                        ClaimReply::InFlight => false,
-                        ClaimReply::First { .. } => panic!("{reader}: {claimed:?}"),
-                    });
-                    if duplicates.count() == keys.len() {
-                        break;
+                    match adapter.claim(&key, &terms).await.unwrap() {
+                        ClaimReply::Duplicate(seen) => break seen.stored.as_deref().cloned(),
+                        ClaimReply::InFlight => {}
+                        first @ ClaimReply::First { .. } => panic!("{first:?}"),
                     }
                 }
             })
         });
-        let readers: Vec<_> = readers.collect();
         tokio::task::yield_now().await;
-        let done = mine.with_response(stored_response);
-        assert_eq!(complete_all(&*adapter, &keys, &done).await, [CompleteReply::Held; 2]);
+        assert_eq!(adapter.complete(&key, &done).await.unwrap(), CompleteReply::Held);
+        let whole = done.stored_data_for(&key);
         for reader in readers {
             let read = tokio::time::timeout(Duration::from_secs(10), reader).await;
-            read.expect("the completion shows").expect("a reader");
+            assert_eq!(read.expect("the completion shows").expect("a reader"), whole, "{round}");
         }
     }
 }
@@ -273,37 +255,6 @@ pub(super) async fn duplicate_beside_releases_carries_whole_stored_data<S: Store
     }
 }
 
-/// Races of claims that are complete at once: the losers get the stored data of the one winner.
-pub(super) async fn losers_of_a_race_get_the_stored_data_of_the_winner<S: Store>(store: S) {
-    for round in 0..30 {
-        let keys = key(&round.to_string());
-        let racers = (0..8_u8).map(|payload| {
-            let (adapter, keys) = (store.adapter(), keys.clone());
-            tokio::spawn(async move {
-                let terms = with_payload(complete_at_once(), &keys, payload);
-                let terms = terms.with_fetch(Fetch::Digest);
-                loop {
-                    match adapter.claim(&keys, &terms).await.unwrap() {
-                        ClaimReply::First { .. } => break (true, payload),
-                        ClaimReply::Duplicate(seen) => {
-                            let stored = seen.stored.expect("a duplicate carries stored data");
-                            let digest = stored.payload_sha256.expect("the winner's digest");
-                            break (false, digest[0]);
-                        }
-                        // Another racer is about to win.
-                        ClaimReply::InFlight => tokio::task::yield_now().await,
-                    }
-                }
-            })
-        });
-        let ended = join_all(racers.collect::<Vec<_>>()).await;
-        let ended: Vec<(bool, u8)> = ended.into_iter().map(|one| one.expect("a racer")).collect();
-        let winners: Vec<u8> = ended.iter().filter(|(won, _)| *won).map(|(_, own)| *own).collect();
-        assert_eq!(winners.len(), 1, "{ended:?}");
-        assert!(ended.iter().all(|(_, payload)| *payload == winners[0]), "{ended:?}");
-    }
-}
-
 /// Bodies and headers of any size and shape come back byte by byte.
 pub(super) async fn hostile_responses_come_back_unchanged<S: Store>(store: S) {
     let adapter = store.adapter();
@@ -319,7 +270,27 @@ pub(super) async fn hostile_responses_come_back_unchanged<S: Store>(store: S) {
         let stored_response = Arc::new(StoredResponse::new(StatusCode::OK, headers, body.into()));
         let long = CallTerms::on_completion(Token::random(), Duration::from_secs(60), LEASE);
         adapter.complete(&keys, &long.with_response(Arc::clone(&stored_response))).await.unwrap();
-        let stored = all_of(&*adapter, &keys).await;
+        let stored = all_of(&store, &keys).await;
         assert_eq!(stored, Some(StoredData::new(None, Some(stored_response))), "{number}");
     }
+}
+
+/// A claim that fetches an unreadable response fails: an empty response would be replayed. Other claims and operators
+/// see a complete key.
+pub(super) async fn unreadable_response_is_told_and_never_replayed<S: Maintained>(store: S) {
+    let (adapter, key) = (store.adapter(), key("a"));
+    adapter.complete(&key, &leased().with_response(response("a body"))).await.unwrap();
+    store.corrupt(&key).await;
+    let fetching = leased().with_fetch(Fetch::DigestAndResponse);
+    match adapter.claim(&key, &fetching).await {
+        Err(error) => assert_eq!(error.kind(), StoreErrorKind::Corrupt),
+        Ok(claimed) => panic!("the response is unreadable: {claimed:?}"),
+    }
+    for fetch in [Fetch::Nothing, Fetch::Digest] {
+        let claimed = adapter.claim(&key, &leased().with_fetch(fetch)).await.unwrap();
+        assert!(is_duplicate(&claimed), "{fetch:?}: {claimed:?}");
+    }
+    let entry = adapter.get(&key).await.unwrap().expect("an entry");
+    assert!(entry.response_is_unreadable, "{entry:?}");
+    assert_eq!(adapter.forget(&key).await.unwrap(), ForgetReply::Removed);
 }

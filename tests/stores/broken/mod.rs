@@ -128,6 +128,13 @@ wrapped! {
     stored_data_of_a_second_step => stored_data::duplicate_beside_releases_carries_whole_stored_data: SECOND_STEP;
     purge_of_at_most_fifty_keys => maintenance::purge_deletes_as_many_keys_as_its_limit: PURGES_FIFTY;
     corrupt_response_that_is_none => corrupt_data::unreadable_response_is_told_and_never_replayed: REPLAYS_CORRUPT;
+    replies_of_other_calls => leases::calls_of_2048_callers_reply_for_their_own_keys: MIXES_REPLIES;
+    data_that_is_stored_after_its_claim => stored_data::duplicate_beside_releases_carries_whole_stored_data: STORES_LATE;
+    data_of_a_duplicate_that_is_stored => stored_data::duplicate_beside_releases_carries_whole_stored_data: OVERWRITES_DATA;
+    late_completion_without_its_data => stored_data::completion_stores_what_it_carries: LOSES_LATE_DATA;
+    claim_that_nobody_has_polled => leases::dropped_claim_can_be_released: CLAIMS_UNPOLLED;
+    entry_without_attempts => maintenance::calls_of_operators_reply_by_the_state_of_the_row: COUNTS_NO_ATTEMPTS;
+    statistics_of_forgotten_keys => maintenance::stats_count_each_state_and_its_oldest_key: COUNTS_FORGOTTEN;
 }
 
 #[test]

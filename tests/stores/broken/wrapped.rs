@@ -1,15 +1,17 @@
 //! The memory store with a fault.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use tower_dedup::adapter::MemoryAdapter;
 use tower_dedup::adapter::contract::{
     Abilities, CallTerms, ClaimReply, CompleteReply, DedupAdapter, Fetch, RenewReply, StoreFuture,
+    StoredData,
 };
-use tower_dedup::adapter::inspect::{Entry, ForgetReply, MaintenanceAdapter, Stats};
+use tower_dedup::adapter::inspect::{Entry, ForgetReply, KeyState, MaintenanceAdapter, Stats};
 use tower_dedup::conformance::Store;
 use tower_dedup::{DedupKey, StoreError, StoreErrorKind};
 
@@ -22,6 +24,13 @@ pub(super) const SECOND_STEP: u8 = 5;
 pub(super) const PURGES_FIFTY: u8 = 6;
 pub(super) const REPLAYS_CORRUPT: u8 = 7;
 pub(super) const HIDES_STORED_DATA: u8 = 8;
+pub(super) const MIXES_REPLIES: u8 = 9;
+pub(super) const STORES_LATE: u8 = 10;
+pub(super) const OVERWRITES_DATA: u8 = 11;
+pub(super) const LOSES_LATE_DATA: u8 = 12;
+pub(super) const CLAIMS_UNPOLLED: u8 = 13;
+pub(super) const COUNTS_NO_ATTEMPTS: u8 = 14;
+pub(super) const COUNTS_FORGOTTEN: u8 = 15;
 
 pub(super) struct Wrapped<const FAULT: u8> {
     inner: MemoryAdapter,
@@ -29,6 +38,10 @@ pub(super) struct Wrapped<const FAULT: u8> {
     completed: Mutex<HashSet<DedupKey>>,
     /// Keys whose response is unreadable.
     corrupt: Mutex<HashSet<DedupKey>>,
+    /// How many claims are under way, and the reply to the last one.
+    mixed: Mutex<(usize, Option<ClaimReply>)>,
+    digests: Mutex<HashMap<DedupKey, Option<[u8; 32]>>>,
+    forgotten: Mutex<u64>,
 }
 
 impl<const FAULT: u8> Wrapped<FAULT> {
@@ -45,7 +58,39 @@ impl<const FAULT: u8> DedupAdapter for Wrapped<FAULT> {
     }
 
     fn claim<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, ClaimReply> {
+        if FAULT == CLAIMS_UNPOLLED {
+            let claimed = self.inner.claim(key, terms).now_or_never();
+            return Box::pin(async { claimed.unwrap() });
+        }
         Box::pin(async move {
+            if FAULT == MIXES_REPLIES {
+                self.mixed.lock().unwrap().0 += 1;
+                let claimed = self.inner.claim(key, terms).await;
+                tokio::task::yield_now().await;
+                let mut mixed = self.mixed.lock().unwrap();
+                mixed.0 -= 1;
+                let last = mixed.1.replace(claimed?);
+                return Ok(last.filter(|_| mixed.0 > 0).or_else(|| mixed.1.clone()).unwrap());
+            }
+            if matches!(FAULT, STORES_LATE | OVERWRITES_DATA) && terms.fetch() == Fetch::Digest {
+                let digest = terms.stored_data_for(key).and_then(|data| data.payload_sha256);
+                let claimed = self.inner.claim(key, terms).await?;
+                let is_first = matches!(claimed, ClaimReply::First { .. });
+                if FAULT == STORES_LATE && is_first {
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
+                let ClaimReply::Duplicate(mut seen) = claimed else {
+                    self.digests.lock().unwrap().insert(key.clone(), digest);
+                    return Ok(claimed);
+                };
+                let mut digests = self.digests.lock().unwrap();
+                let known = digests.get(key).copied().flatten();
+                seen.stored = Some(Arc::new(StoredData::new(known, None)));
+                if FAULT == OVERWRITES_DATA {
+                    digests.insert(key.clone(), digest);
+                }
+                return Ok(ClaimReply::Duplicate(seen));
+            }
             if FAULT == SECOND_STEP && terms.fetch() != Fetch::Nothing {
                 let first_step = terms.clone().with_fetch(Fetch::Nothing);
                 let mut claimed = self.inner.claim(key, &first_step).await?;
@@ -75,6 +120,7 @@ impl<const FAULT: u8> DedupAdapter for Wrapped<FAULT> {
     }
 
     fn release<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, ()> {
+        self.digests.lock().unwrap().remove(key);
         self.inner.release(key, terms)
     }
 
@@ -92,6 +138,15 @@ impl<const FAULT: u8> DedupAdapter for Wrapped<FAULT> {
         terms: &'a CallTerms,
     ) -> StoreFuture<'a, CompleteReply> {
         Box::pin(async move {
+            if FAULT == LOSES_LATE_DATA {
+                let state = self.inner.get(key).await?.map(|entry| entry.state);
+                if state != Some(KeyState::InFlight) && state != Some(KeyState::Complete) {
+                    let (token, retention) = (terms.token(), terms.retention());
+                    let lease = Duration::from_secs(60);
+                    let bare = CallTerms::on_completion(token, retention, lease);
+                    return self.inner.complete(key, &bare).await;
+                }
+            }
             let completed = self.inner.complete(key, terms).await?;
             let is_again = !self.completed.lock().unwrap().insert(key.clone());
             Ok(match (FAULT, completed) {
@@ -109,7 +164,11 @@ impl<const FAULT: u8> MaintenanceAdapter for Wrapped<FAULT> {
     }
 
     fn forget<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, ForgetReply> {
-        self.inner.forget(key)
+        Box::pin(async move {
+            let forgotten = self.inner.forget(key).await?;
+            *self.forgotten.lock().unwrap() += u64::from(forgotten == ForgetReply::Removed);
+            Ok(forgotten)
+        })
     }
 
     fn get<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, Option<Entry>> {
@@ -117,13 +176,22 @@ impl<const FAULT: u8> MaintenanceAdapter for Wrapped<FAULT> {
             let mut entry = self.inner.get(key).await?;
             if let Some(entry) = &mut entry {
                 entry.response_is_unreadable = self.is_corrupt(key);
+                if FAULT == COUNTS_NO_ATTEMPTS {
+                    (entry.attempts, entry.takeover) = (1, false);
+                }
             }
             Ok(entry)
         })
     }
 
     fn stats(&self) -> StoreFuture<'_, Stats> {
-        self.inner.stats()
+        Box::pin(async move {
+            let mut stats = self.inner.stats().await?;
+            if FAULT == COUNTS_FORGOTTEN {
+                stats.rows += *self.forgotten.lock().unwrap();
+            }
+            Ok(stats)
+        })
     }
 
     fn close(&self) -> BoxFuture<'_, ()> {
@@ -141,6 +209,9 @@ impl<const FAULT: u8> Store for WrappedStore<FAULT> {
             inner: MemoryAdapter::new(),
             completed: Mutex::default(),
             corrupt: Mutex::default(),
+            mixed: Mutex::default(),
+            digests: Mutex::default(),
+            forgotten: Mutex::default(),
         }))
     }
 

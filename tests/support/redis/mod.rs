@@ -13,6 +13,7 @@ use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -305,18 +306,35 @@ pub(crate) async fn wait_until<T>(what: &str, mut ready: impl FnMut() -> Option<
     }
 }
 
+/// How many databases the shared server has.
+const DATABASES: u32 = 1_000;
+
+/// The URL of the server that all tests of this process share, and the server, if it is a private one.
+fn shared_server() -> &'static (String, Option<Server>) {
+    static SHARED: OnceLock<(String, Option<Server>)> = OnceLock::new();
+    SHARED.get_or_init(|| match env::var(URL) {
+        Ok(url) if !url.is_empty() => (url, None),
+        _ => {
+            let server = Server::start_with(&[&format!("databases {DATABASES}")]);
+            (server.url(), Some(server))
+        }
+    })
+}
+
 /// Returns the URL of the server that all tests of this process share. The first call may start the
 /// server.
 pub(crate) fn shared() -> &'static str {
-    static SHARED: OnceLock<(String, Option<Server>)> = OnceLock::new();
-    let (url, _) = SHARED.get_or_init(|| match env::var(URL) {
-        Ok(url) if !url.is_empty() => (url, None),
-        _ => {
-            let server = Server::start();
-            (server.url(), Some(server))
-        }
-    });
-    url
+    &shared_server().0
+}
+
+/// Returns the URL of a database on it without the keys of other tests, because a list reads all keys of a database. A
+/// server that `TEST_REDIS_URL` names has one for all tests.
+pub(crate) fn shared_database() -> String {
+    static NUMBER: AtomicU32 = AtomicU32::new(1);
+    match shared_server() {
+        (url, None) => url.clone(),
+        (url, Some(_)) => format!("{url}/{}", NUMBER.fetch_add(1, Ordering::Relaxed) % DATABASES),
+    }
 }
 
 /// Returns a prefix of keys for one test, so that tests can share a server.
