@@ -26,7 +26,9 @@ async fn thousand_keys_by_nine_run_once_each_on_sqlite() {
     let dir = tempfile::tempdir().unwrap();
     let store = SqliteAdapter::connect(&sqlite_url(dir.path())).await.unwrap();
     let handler = Handler::default();
-    let service = DedupLayer::new(by_header(), store).layer(handler.service());
+    let layer = DedupLayer::new(by_header(), store).store_timeout(Duration::from_secs(20));
+    let layer = layer.on_in_flight(OnInFlight::Wait(Duration::from_secs(20)));
+    let service = layer.layer(handler.service());
     // 25 keys at a time, and as many duplicates of each as may wait.
     for batch in 0..40 {
         let deliveries = (0..25 * 9).map(|n| {

@@ -254,7 +254,8 @@ impl<P: Place<Adapter: TransactionAdapter>> Setup for In<P> {
     }
 
     async fn layer(&self, key: KeyExtractor) -> DedupLayer<Self::Ledger> {
-        DedupLayer::transactional(key, self.0.adapter().await)
+        // A reply after the lease is a 503: a busy machine claims 4,096 keys for longer than 10 s.
+        DedupLayer::transactional(key, self.0.adapter().await).lease(Duration::from_secs(60))
     }
 }
 
