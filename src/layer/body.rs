@@ -248,7 +248,8 @@ where
     ) -> Poll<Result<Bytes, BodyFault>> {
         let mut this = self.project();
         // Most bodies announce their length: one that is too large is not read.
-        if this.body.size_hint().lower() > *this.left as u64 {
+        let is_unread = this.first.is_empty();
+        if is_unread && this.body.size_hint().lower() > *this.left as u64 {
             return Poll::Ready(Err(BodyFault::TooLarge));
         }
         loop {
