@@ -303,12 +303,13 @@ impl Handler {
     }
 }
 
-/// Waits until `condition` holds, for ten seconds at most.
+/// Waits until `condition` holds, for a minute at most.
 #[track_caller]
 pub(crate) fn until(condition: impl Fn() -> bool) -> impl Future<Output = ()> {
     let caller = std::panic::Location::caller();
     async move {
-        for _ in 0..5_000 {
+        let begun = std::time::Instant::now();
+        while begun.elapsed() < Duration::from_secs(60) {
             if condition() {
                 return;
             }

@@ -18,7 +18,9 @@ use sqlx::{Connection, Database, PgPool, Pool};
 use tokio::sync::Notify;
 use tower::ServiceExt;
 use tower_dedup::adapter::inspect::MaintenanceAdapter;
-use tower_dedup::adapter::{PostgresAdapter, SqliteAdapter, SqliteOptions, TransactionAdapter};
+use tower_dedup::adapter::{
+    PostgresAdapter, PostgresOptions, SqliteAdapter, SqliteOptions, TransactionAdapter,
+};
 use tower_dedup::{CommitError, DedupLayer, DedupTx, Delivery, Disposition};
 
 use crate::support::postgres::Schema;
@@ -50,6 +52,9 @@ pub(super) trait Db: Send + Sync + 'static {
     }
 }
 
+/// A busy machine, or one whose disk is busy, is slow and not wrong.
+const LATE: Duration = Duration::from_secs(20);
+
 /// The number of connections of a pool: small, so that a lost connection fails the test.
 pub(super) const CONNECTIONS: u32 = 3;
 
@@ -77,7 +82,8 @@ impl Db for Pg {
     }
 
     fn adapter(&self) -> PostgresAdapter {
-        PostgresAdapter::new(self.pool.clone())
+        let options = PostgresOptions::new().statement_timeout(LATE);
+        PostgresAdapter::with_options(self.pool.clone(), options)
     }
 
     async fn other_adapter(&self) -> PostgresAdapter {
@@ -131,7 +137,7 @@ impl Db for Lite {
     }
 
     fn adapter(&self) -> SqliteAdapter {
-        self.waiting_for(Duration::from_secs(20))
+        self.waiting_for(LATE)
     }
 
     async fn other_adapter(&self) -> SqliteAdapter {
@@ -260,14 +266,13 @@ pub(super) fn app<D: Db>(
     layer: DedupLayer<impl tower_dedup::ledger::Ledger>,
     world: &World,
 ) -> Router {
-    // A busy machine must not cause a 503.
-    let layer = layer.store_timeout(Duration::from_secs(20));
+    let layer = layer.store_timeout(LATE);
     let state = (world.clone(), db.pool().clone());
     Router::new().route("/hook", post(handle::<D>)).layer(layer).with_state(state)
 }
 
 pub(super) fn transactional<D: Db>(db: &D, world: &World) -> Router {
-    app(db, DedupLayer::transactional(by_header(), db.adapter()), world)
+    app(db, DedupLayer::transactional(by_header(), db.adapter()).lease(3 * LATE), world)
 }
 
 pub(super) async fn started<D: Db>() -> (D, World, Router) {

@@ -30,7 +30,7 @@ pub(crate) struct Session<C = PoolConnection<Sqlite>> {
     /// Whether a statement has written rows that no reply reports.
     has_written: bool,
     /// Ends after the connection.
-    _lock: Option<WriteGuard>,
+    pub(super) lock: Option<WriteGuard>,
 }
 
 impl RowExecutor for Session {
@@ -52,7 +52,7 @@ impl<C: DerefMut<Target = SqliteConnection> + Send> Session<C> {
         lock: Option<WriteGuard>,
     ) -> Self {
         let statements = Arc::clone(statements);
-        Self { connection, statements, has_written: false, _lock: lock }
+        Self { connection, statements, has_written: false, lock }
     }
 
     /// Sets the replies of all rows, unless other processes change a row each time.

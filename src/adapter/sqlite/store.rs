@@ -123,6 +123,11 @@ impl SqliteStore {
         let session = async move { store.session(false).await };
         let ended =
             || StoreError::new(StoreErrorKind::Unavailable, "writing: the runtime is ending");
+        let write = move |mut session: Session| async move {
+            // Held here: the future of a closure keeps no more of the session than it names.
+            let _lock = session.lock.take();
+            write(session).await
+        };
         in_task(session, write).await.unwrap_or_else(|| Err(ended()))
     }
 
