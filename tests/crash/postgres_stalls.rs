@@ -138,7 +138,8 @@ async fn abandoned_renewals_and_purges_are_over_once_one_succeeds() {
         let mut locked = database.effects.pool().begin().await.unwrap();
         let lock = "LOCK TABLE webhook_deliveries";
         sqlx::raw_sql(lock).execute(&mut *locked).await.unwrap();
-        for _ in 0..8 {
+        // On a busy machine, a purge may be dropped before its statement is sent.
+        for _ in 0..if renews { 8 } else { 16 } {
             if renews {
                 assert!(adapter.renew(&held, &mine).await.is_err());
             } else {

@@ -197,6 +197,7 @@ mod tests {
     use super::super::super::contract::{DedupAdapter, Fetch};
     use super::super::super::inspect::PURGE_GRACE;
     use super::super::store::RESPONSE_READS;
+    use super::super::write_lock::locks_of;
     use super::*;
 
     #[tokio::test]
@@ -222,5 +223,19 @@ mod tests {
         for duplicate in duplicates {
             assert!(matches!(duplicate.await.unwrap(), ClaimReply::Duplicate(_)));
         }
+    }
+
+    /// Otherwise a purge writes beside a handler's transaction, where SQLite serves in no order.
+    #[tokio::test]
+    async fn write_holds_the_lock_to_its_end_whatever_it_takes_of_its_session() {
+        let dir = tempfile::tempdir().unwrap();
+        let url = format!("sqlite://{}", dir.path().join("keys.db").display());
+        let adapter = SqliteAdapter::connect(&url).await.unwrap();
+        let locks = locks_of(&adapter.0.pool().connect_options());
+        let write = move |session: Session| async move {
+            let _connection = session.connection;
+            Ok(locks.writer.try_lock().is_err())
+        };
+        assert!(adapter.0.write_in_task(write).await.unwrap());
     }
 }
