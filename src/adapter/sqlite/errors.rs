@@ -7,20 +7,32 @@ use sqlx::error::DatabaseError;
 use super::super::sql::statement;
 use crate::error::StoreError;
 
+const BUSY: i64 = 5;
+const LOCKED: i64 = 6;
+const READONLY: i64 = 8;
+const FULL: i64 = 13;
+const CANTOPEN: i64 = 14;
+const TOOBIG: i64 = 18;
+const CONSTRAINT: i64 = 19;
+const MISMATCH: i64 = 20;
+
 pub(super) fn store_error(context: &'static str, error: sqlx::Error) -> StoreError {
-    // Changed nothing: BUSY, LOCKED, READONLY, FULL, CANTOPEN.
-    let is_refusal = |error: &_| matches!(primary_code(error), Some(5 | 6 | 8 | 13 | 14));
     statement::store_error(context, error, is_refusal)
 }
 
-/// Returns `true` if another process holds the file: BUSY, LOCKED.
-pub(super) fn is_busy(error: &sqlx::Error) -> bool {
-    matches!(code(error), Some(5 | 6))
+/// Returns `true` if a statement with this error changed nothing.
+fn is_refusal(error: &dyn DatabaseError) -> bool {
+    matches!(primary_code(error), Some(BUSY | LOCKED | READONLY | FULL | CANTOPEN))
 }
 
-/// Returns `true` if one row may have caused the error, by its value or a trigger: TOOBIG, CONSTRAINT, MISMATCH.
+/// Returns `true` if another process holds the file.
+pub(super) fn is_busy(error: &sqlx::Error) -> bool {
+    matches!(code(error), Some(BUSY | LOCKED))
+}
+
+/// Returns `true` if one row may have caused the error: its value, or a trigger.
 pub(super) fn is_row_error(error: &sqlx::Error) -> bool {
-    matches!(code(error), Some(18..=20))
+    matches!(code(error), Some(TOOBIG | CONSTRAINT | MISMATCH))
 }
 
 fn code(error: &sqlx::Error) -> Option<i64> {
