@@ -148,7 +148,7 @@ pub(crate) async fn begin<
 pub(crate) async fn acquire<DB: CompletionDatabase>(
     pool: &Pool<DB>,
 ) -> sqlx::Result<PoolConnection<DB>> {
-    loop {
+    for _ in 0..=pool.options().get_max_connections() {
         let connection = pool.acquire().await?;
         if !connection.is_in_transaction() {
             return Ok(connection);
@@ -156,6 +156,7 @@ pub(crate) async fn acquire<DB: CompletionDatabase>(
         // The connection is closed in any case.
         let _ = connection.close().await;
     }
+    Err(sqlx::Error::PoolTimedOut)
 }
 
 fn is_of_an_aborted_transaction(error: &sqlx::Error) -> bool {
