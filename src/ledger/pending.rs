@@ -30,13 +30,11 @@ impl<T: Clone> Pending<T> {
     pub(super) fn split(&self, keys: &mut List<DedupKey>) -> Vec<(usize, DedupKey, T)> {
         let mut found = Vec::new();
         if !self.is_empty() {
-            let (pending, mut positions) = (self.lock(), 0..);
+            let (pending, mut at) = (self.lock(), 0);
             keys.retain(|key| {
-                let (at, latest) =
-                    (positions.next(), pending.get(key).and_then(|works| works.last()));
-                found.extend(
-                    at.zip(latest).map(|(at, (_, known))| (at, key.clone(), known.clone())),
-                );
+                let latest = pending.get(key).and_then(|works| works.last());
+                found.extend(latest.map(|(_, known)| (at, key.clone(), known.clone())));
+                at += 1;
                 latest.is_none()
             });
         }

@@ -129,7 +129,12 @@ records! {
     #[cfg(feature = "verify")]
     #[count("tower_dedup_not_verified_total", "preset" => preset.unwrap_or("other").to_owned(), "reason" => name)]
     warn not_verified(
-        preset: Option<&str>, path: &str, url: Option<&str>, claimed_id: Option<&str>, name: &'static str, reason: &dyn std::fmt::Display
+        preset: Option<&str>,
+        path: &str,
+        url: Option<&str>,
+        claimed_id: Option<&str>,
+        name: &'static str,
+        reason: &dyn std::fmt::Display
     ) {
         "not verified", preset, path, url, claimed_id, %reason
     }
