@@ -308,8 +308,9 @@ impl Handler {
 pub(crate) fn until(condition: impl Fn() -> bool) -> impl Future<Output = ()> {
     let caller = std::panic::Location::caller();
     async move {
-        let begun = std::time::Instant::now();
-        while begun.elapsed() < Duration::from_secs(60) {
+        // By the clock of the test, which may be paused.
+        let end = tokio::time::Instant::now() + Duration::from_secs(60);
+        while tokio::time::Instant::now() < end {
             if condition() {
                 return;
             }
