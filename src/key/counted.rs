@@ -2,7 +2,7 @@
 
 use std::sync::{PoisonError, RwLock};
 
-/// The namespace of the layer that has read a key, where it is not the key's own.
+/// The namespace under which metrics count a key, where it is not the key's own.
 ///
 /// Tenants have namespaces of their own under [`namespace_by`](super::KeyExtractor::namespace_by). A metric with
 /// one series for each of them would grow without a bound.
@@ -12,7 +12,7 @@ pub(crate) struct CountedAs {
     place: u16,
 }
 
-/// The namespaces of the layers of this process. A recorder of metrics never forgets a namespace either.
+/// The namespaces that count in this process. A recorder of metrics never forgets a namespace either.
 static NAMES: RwLock<Vec<Box<str>>> = RwLock::new(Vec::new());
 
 impl CountedAs {

@@ -11,7 +11,7 @@ use http::header::{HeaderValue, RETRY_AFTER};
 use http::{HeaderName, Response};
 
 use super::body::ResponseBody;
-use super::config::Config;
+use super::config::{Config, WithoutResponse};
 use crate::adapter::contract::StoredResponse;
 use crate::observe::DedupAnswer;
 
@@ -20,13 +20,14 @@ pub(super) type Ending<B, E> = thread::Result<Result<Response<ResponseBody<B>>, 
 
 /// Returns an answer of the layer's own.
 pub(super) fn own<B, E>(answer: DedupAnswer, config: &Config) -> Ending<B, E> {
-    let mut response = Response::new(Bytes::new());
-    *response.status_mut() = config.status(answer);
-    let retry_after = match answer {
-        DedupAnswer::InFlight => Some(config.retry_after_in_flight),
-        DedupAnswer::Unavailable => Some(config.retry_after_unavailable),
-        _ => None,
+    let (status, retry_after) = match (answer, config.without_response) {
+        (DedupAnswer::InFlight, _) => (config.in_flight_status, Some(config.retry_after_in_flight)),
+        (DedupAnswer::Unavailable, _) => (answer.status(), Some(config.retry_after_unavailable)),
+        (DedupAnswer::Duplicate, WithoutResponse::Empty(status)) => (status, None),
+        _ => (answer.status(), None),
     };
+    let mut response = Response::new(Bytes::new());
+    *response.status_mut() = status;
     if let Some(after) = retry_after {
         response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(seconds(after)));
     }

@@ -13,7 +13,7 @@ use http::{Extensions, Request};
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::LengthLimitError;
 use pin_project_lite::pin_project;
-use tokio::time::Sleep;
+use tokio::time::{Sleep, timeout_at};
 
 use crate::error::BoxError;
 use crate::ledger::deadline_in;
@@ -50,14 +50,9 @@ impl<B> ResponseBody<B> {
         self.inner
     }
 
-    /// Returns an empty body of the layer's own.
-    pub(super) fn own() -> Self {
-        Self { inner: None, read: None }
-    }
-
     /// Returns a body of these bytes.
     pub(super) fn full(bytes: Bytes) -> Self {
-        if bytes.is_empty() { Self::own() } else { Self::read(bytes, None, None) }
+        if bytes.is_empty() { Self::default() } else { Self::read(bytes, None, None) }
     }
 
     fn read(first: Bytes, trailers: Option<HeaderMap>, rest: Option<Pin<Box<B>>>) -> Self {
@@ -65,9 +60,10 @@ impl<B> ResponseBody<B> {
     }
 }
 
+/// An empty body of the layer's own.
 impl<B> Default for ResponseBody<B> {
     fn default() -> Self {
-        Self::own()
+        Self { inner: None, read: None }
     }
 }
 
@@ -137,37 +133,36 @@ pub(super) async fn buffer_response<B: Body<Data = Bytes>>(
     const LONG: &str = "its body is too long";
     const SLOW: &str = "its body took too long";
     const TRAILERS: &str = "it has trailers";
-    if body.size_hint().lower() > u64::try_from(limit).unwrap_or(u64::MAX) {
-        return Ok((Err(LONG), ResponseBody::inner(body)));
-    }
-    let deadline = deadline_in(time);
     let mut body = Box::pin(body);
-    let mut all = BytesMut::new();
-    let mut trailers = None;
-    loop {
-        let frame = poll_fn(|cx| body.as_mut().poll_frame(cx));
-        let Ok(frame) = tokio::time::timeout_at(deadline, frame).await else {
-            return Ok((Err(SLOW), ResponseBody::read(all.freeze(), None, Some(body))));
-        };
-        match frame.transpose()?.map(Frame::into_data) {
-            None => break,
-            Some(Ok(data)) => {
-                all.extend_from_slice(&data);
-                if all.len() > limit {
-                    return Ok((Err(LONG), ResponseBody::read(all.freeze(), None, Some(body))));
+    let (mut all, mut trailers) = (BytesMut::new(), None);
+    let read = async {
+        if body.size_hint().lower() > u64::try_from(limit).unwrap_or(u64::MAX) {
+            return Ok(Err(LONG));
+        }
+        while let Some(frame) = poll_fn(|cx| body.as_mut().poll_frame(cx)).await.transpose()? {
+            match frame.into_data() {
+                Ok(data) => all.extend_from_slice(&data),
+                // Trailers are the last frame.
+                Err(frame) => {
+                    trailers = frame.into_trailers().ok();
+                    break;
                 }
             }
-            // Trailers are the last frame.
-            Some(Err(frame)) => {
-                trailers = frame.into_trailers().ok();
-                break;
+            if all.len() > limit {
+                return Ok(Err(LONG));
             }
         }
-    }
+        Ok(Ok(()))
+    };
+    let read = timeout_at(deadline_in(time), read).await.unwrap_or(Ok(Err(SLOW)))?;
     let all = all.freeze();
-    let trailers: Option<HeaderMap> = trailers.filter(|trailers: &HeaderMap| !trailers.is_empty());
-    let stored = if trailers.is_some() { Err(TRAILERS) } else { Ok(all.clone()) };
-    Ok((stored, ResponseBody::read(all, trailers, None)))
+    let trailers = trailers.filter(|trailers: &HeaderMap| !trailers.is_empty());
+    let (stored, rest) = match read {
+        Err(reason) => (Err(reason), Some(body)),
+        Ok(()) if trailers.is_some() => (Err(TRAILERS), None),
+        Ok(()) => (Ok(all.clone()), None),
+    };
+    Ok((stored, ResponseBody::read(all, trailers, rest)))
 }
 
 /// The default of the largest request body, in bytes.
@@ -312,7 +307,7 @@ mod tests {
         let rest = |bytes: &'static str| Some(Box::pin(Full::from(bytes)));
         let trailers = || Some(HeaderMap::new());
         for (mut body, frames) in [
-            (Response::own(), 0),
+            (Response::default(), 0),
             (Response::inner(Full::default()), 0),
             (Response::inner(Full::from("a")), 1),
             (Response::full(Bytes::new()), 0),

@@ -71,7 +71,7 @@ impl Config {
         times.retention = times.retention.max(key.retention_floor.unwrap_or_default());
         let body_limit = BODY_LIMIT.max(key.max_body.unwrap_or_default());
         Self {
-            meters: Arc::new(Meters::of_layer(&key.namespace, key.tried_once)),
+            meters: Arc::new(Meters::new(&key.namespace, key.tried_once)),
             key,
             methods,
             body_limit,
@@ -137,15 +137,6 @@ impl Config {
             return Err(ConfigError::new(ConfigErrorKind::Unsupported, rule));
         }
         Ok(())
-    }
-
-    /// Returns the status of an answer of the layer's own.
-    pub(super) fn status(&self, answer: DedupAnswer) -> StatusCode {
-        match (answer, self.without_response) {
-            (DedupAnswer::Duplicate, WithoutResponse::Empty(status)) => status,
-            (DedupAnswer::InFlight, _) => self.in_flight_status,
-            (answer, _) => answer.status(),
-        }
     }
 
     /// Returns `true` for the methods that are deduplicated. GET stands for HEAD too, because

@@ -2,8 +2,10 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+#[cfg(feature = "metrics")]
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 #[cfg(feature = "metrics")]
@@ -46,17 +48,11 @@ static METADATA: metrics::Metadata<'_> =
     metrics::Metadata::new(module_path!(), metrics::Level::INFO, Some(module_path!()));
 
 impl Meters {
-    pub(crate) fn of_layer(namespace: &Arc<str>, is_tried_once: bool) -> Self {
-        let counted_as = CountedAs::new(namespace);
-        Self { is_tried_once, counted_as, ..Self::of_key(namespace) }
-    }
-
-    /// Makes the meters of keys that count under their own namespace.
-    fn of_key(namespace: &Arc<str>) -> Self {
+    pub(crate) fn new(namespace: &Arc<str>, is_tried_once: bool) -> Self {
         Self {
             namespace: Arc::clone(namespace),
-            counted_as: CountedAs::default(),
-            is_tried_once: false,
+            counted_as: CountedAs::new(namespace),
+            is_tried_once,
             logged_nested: AtomicBool::new(false),
             logged_other_path: Mutex::default(),
             #[cfg(feature = "metrics")]
@@ -160,27 +156,21 @@ impl std::fmt::Debug for Meters {
 /// keeps, they are some megabytes.
 const MOST_NAMESPACES: usize = 1_000;
 
-/// The meters of a deduplicator, whose namespaces are those of its keys.
+/// The meters of a deduplicator, whose namespaces are those of its keys. All further namespaces are `other`.
 #[derive(Default)]
-pub(crate) struct MetersByNamespace {
-    own: Mutex<HashMap<Arc<str>, Arc<Meters>>>,
-    /// Of all further namespaces.
-    other: OnceLock<Arc<Meters>>,
-}
+pub(crate) struct MetersByNamespace(Mutex<HashMap<Arc<str>, Arc<Meters>>>);
 
 impl MetersByNamespace {
     pub(crate) fn get(&self, namespace: &str) -> Arc<Meters> {
-        let mut own = self.own.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(meters) = own.get(namespace) {
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let has_own = known.len() < MOST_NAMESPACES || known.contains_key(namespace);
+        let namespace = if has_own { namespace } else { "other" };
+        if let Some(meters) = known.get(namespace) {
             return Arc::clone(meters);
         }
-        if own.len() >= MOST_NAMESPACES {
-            let other = || Arc::new(Meters::of_layer(&"other".into(), false));
-            return Arc::clone(self.other.get_or_init(other));
-        }
         let namespace = Arc::from(namespace);
-        let meters = Arc::new(Meters::of_key(&namespace));
-        own.insert(namespace, Arc::clone(&meters));
+        let meters = Arc::new(Meters::new(&namespace, false));
+        known.insert(namespace, Arc::clone(&meters));
         meters
     }
 }
