@@ -117,7 +117,12 @@ fn small_soak_loses_and_doubles_nothing_without_an_explanation() -> bool {
         })
     };
     passes(&["sqlite/lease", "postgres/lease", "postgres/transactional", "redis/lease"])
-        && passes(&["sqlite/transactional", "postgres-sync/lease", "postgres-sync/transactional"])
+        && passes(&[
+            "sqlite/on-arrival",
+            "sqlite/transactional",
+            "postgres-sync/lease",
+            "postgres-sync/transactional",
+        ])
 }
 
 /// Prints the table of these rows. Returns `false` if one of them has failed.

@@ -1,6 +1,5 @@
 //! The published conformance suite, on stores that differ from the default.
 
-use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,10 +13,11 @@ use tower_dedup::adapter::{MemoryAdapter, PostgresAdapter, PostgresOptions, Sqli
 use tower_dedup::conformance::{HandlerTransaction, SharedStore, Store, Transactional};
 use tower_dedup::internals::with_postgres_bounds;
 
-use super::adapters::{Memory, Postgres, Sqlite, connect_in, shift, url};
-use super::redis_stores::{RedisCluster, RedisReplicated, RedisSentinel};
+use crate::support::places::{
+    Memory, Postgres, RedisCluster, RedisReplicated, RedisSentinel, Sqlite, connect_in,
+};
 use crate::support::postgres::{Schema, create_partitions};
-use crate::support::time_travel::milliseconds;
+use crate::support::time_travel::{milliseconds, shift_file};
 
 macro_rules! the_clock_of_the_inner_store {
     () => {
@@ -57,7 +57,7 @@ impl Store for FewShards {
 /// A pool of the user, with several connections.
 struct UsersPool {
     adapter: Arc<SqliteAdapter>,
-    path: PathBuf,
+    pool: SqlitePool,
     _dir: TempDir,
 }
 
@@ -66,18 +66,17 @@ impl Store for UsersPool {
 
     async fn create() -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("app.db");
         let options = SqliteConnectOptions::new()
-            .filename(&path)
+            .filename(dir.path().join("app.db"))
             .create_if_missing(true)
             .journal_mode(SqliteJournalMode::Wal)
             .synchronous(SqliteSynchronous::Normal)
             .busy_timeout(Duration::from_secs(1));
         let pool = SqlitePool::connect_with(options).await.unwrap();
-        let adapter = SqliteAdapter::new(pool);
-        // `shift` needs the table.
+        let adapter = SqliteAdapter::new(pool.clone());
+        // `advance` needs the table.
         adapter.migrate().await.unwrap();
-        Self { adapter: Arc::new(adapter), path, _dir: dir }
+        Self { adapter: Arc::new(adapter), pool, _dir: dir }
     }
 
     fn adapter(&self) -> Arc<SqliteAdapter> {
@@ -85,11 +84,11 @@ impl Store for UsersPool {
     }
 
     async fn advance(&self, by: Duration) {
-        shift(&self.path, -milliseconds(by)).await;
+        shift_file(&self.pool, -milliseconds(by)).await;
     }
 
     async fn set_back(&self, by: Duration) {
-        shift(&self.path, milliseconds(by)).await;
+        shift_file(&self.pool, milliseconds(by)).await;
     }
 }
 
@@ -101,7 +100,7 @@ impl Store for Boxed {
 
     async fn create() -> Self {
         let store = Sqlite::create().await;
-        let adapter = tower_dedup::adapter::connect(&url(&store.path)).await.unwrap();
+        let adapter = tower_dedup::adapter::connect(&store.address()).await.unwrap();
         Self(store, adapter)
     }
 

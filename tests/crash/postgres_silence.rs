@@ -4,8 +4,6 @@
 
 use std::convert::Infallible;
 use std::future::Future;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
@@ -251,71 +249,6 @@ async fn transaction_over_a_silent_connection_loses_and_doubles_nothing() {
     silent_at_every_message(in_a_transaction, false, 10).await;
 }
 
-/// All connections fall silent at once while 200 deliveries run.
-async fn all_silent_under_load(build: Build, is_alone: bool) {
-    let database = Database::fresh().await;
-    let proxy = to_postgres(&database.options()).await;
-    let pool = bounded(4, through(proxy.port(), database.options()).options(IDLE_BOUND));
-    let (handle, service) = build(&pool, adapter(&pool), sound(&database));
-    until_acknowledged(&service, WARM).await;
-    let (start, acknowledged) = (Instant::now(), Arc::new(AtomicUsize::new(0)));
-    let deliveries: Vec<_> = (0..200)
-        .map(|number| {
-            let (service, proxy) = (service.clone(), proxy.clone());
-            let acknowledged = Arc::clone(&acknowledged);
-            tokio::spawn(async move {
-                let id = number.to_string();
-                let answered = send(&service, request(&id)).await.status();
-                assert!(start.elapsed() < IN_TIME, "{answered} after {:?}", start.elapsed());
-                // All connections are open by now, and most are in use.
-                if acknowledged.fetch_add(1, Ordering::SeqCst) == 40 {
-                    proxy.silence();
-                }
-                until_acknowledged(&service, &id).await;
-            })
-        })
-        .collect();
-    for delivery in deliveries {
-        delivery.await.unwrap();
-    }
-    assert!(start.elapsed() < MINUTE, "all after {:?}", start.elapsed());
-    let ids = (0..200).map(|number| number.to_string());
-    database.effects.assert_once(ids.chain([WARM.to_owned()])).await;
-    tokio::time::timeout(MINUTE, handle.drain()).await.expect("the handle drains");
-    if is_alone {
-        // No permit of the pool is lost. The last delivery may have ended before a statement that fell silent. Until
-        // then, idle connections of the pool are silent too: sqlx closes one if its caller stops waiting.
-        let all = join_all((0..4).map(async |_| {
-            loop {
-                if let Ok(acquired) = tokio::time::timeout(STATEMENT_TIMEOUT, pool.acquire()).await
-                {
-                    return acquired;
-                }
-            }
-        }));
-        let all = tokio::time::timeout(MINUTE / 2, all).await.expect("all connections");
-        assert!(all.iter().all(Result::is_ok), "{all:?}");
-    }
-    // The server learns that its silent clients have gone.
-    proxy.close();
-    database.until_no_transaction_is_open().await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn lease_recovers_when_all_connections_fall_silent_under_load() {
-    all_silent_under_load(lease, true).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn on_arrival_recovers_when_all_connections_fall_silent_under_load() {
-    all_silent_under_load(on_arrival, true).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn transactions_recover_when_all_connections_fall_silent_under_load() {
-    all_silent_under_load(in_a_transaction, false).await;
-}
-
 /// Another process of the service, with the default timeouts, is without a store for a short time only.
 #[tokio::test]
 async fn service_recovers_within_4_s_after_all_connections_have_fallen_silent() {
@@ -344,7 +277,7 @@ async fn service_recovers_within_4_s_after_all_connections_have_fallen_silent() 
         let start = Instant::now();
         until_acknowledged(&service, &format!("{is_lease}-after")).await;
         assert!(start.elapsed() < SOON, "acknowledged after {:?}", start.elapsed());
-        during.await.unwrap();
+        tokio::time::timeout(IN_TIME, during).await.expect("answers in time").unwrap();
     }
 }
 

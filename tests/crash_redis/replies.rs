@@ -3,7 +3,7 @@
 //! server.
 
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -15,7 +15,6 @@ use tower_dedup::adapter::RedisAdapter;
 use tower_dedup::adapter::contract::{ClaimReply, DedupAdapter};
 use tower_dedup::adapter::inspect::MaintenanceAdapter;
 
-use super::failover::{end, loads};
 use crate::support::redis::{Server, command, connection};
 use crate::support::{FIRST, dedup_key, on_claim, terms};
 
@@ -26,8 +25,6 @@ struct Lossy {
     port: u16,
     /// How many replies to scripts are lost from now on.
     next: Arc<AtomicUsize>,
-    /// Loses one reply in fifty.
-    at_random: Arc<AtomicBool>,
     /// A setting of the server that changes with the next lost reply.
     sets: Arc<Mutex<Option<[&'static str; 2]>>>,
     lost: Arc<AtomicUsize>,
@@ -39,7 +36,6 @@ impl Lossy {
         let lossy = Self {
             port: listener.local_addr().unwrap().port(),
             next: Arc::default(),
-            at_random: Arc::default(),
             sets: Arc::default(),
             lost: Arc::default(),
         };
@@ -97,7 +93,6 @@ impl Lossy {
     fn loses(&self, runs_script: bool) -> bool {
         let next = |left: usize| left.checked_sub(1).filter(|_| runs_script);
         self.next.fetch_update(Ordering::SeqCst, Ordering::SeqCst, next).is_ok()
-            || self.at_random.load(Ordering::SeqCst) && rand::random_ratio(1, 50)
     }
 
     fn change_setting(&self, server: SocketAddr) {
@@ -163,20 +158,5 @@ async fn claim_that_a_cluster_refuses_after_a_lost_reply_may_have_been_executed(
         let claimed = lossy.losing(1, adapter.claim(&key("maxmemory"), &terms)).await;
         assert_eq!(claimed.unwrap(), FIRST);
         server.run::<()>(&["CONFIG", "SET", "maxmemory", "0"]);
-    }
-}
-
-/// No event is acknowledged without having run, and none runs twice.
-#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn replies_lost_at_random_lose_and_double_nothing() {
-    let (lossy, _server) = Lossy::start().await;
-    let loads = loads(&lossy.url()).await;
-    lossy.at_random.store(true, Ordering::SeqCst);
-    while lossy.lost.load(Ordering::SeqCst) < 50 {
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-    lossy.at_random.store(false, Ordering::SeqCst);
-    for verdict in end(&loads).await {
-        assert_eq!((verdict.doubled, verdict.missing), (0, 0), "{verdict:#?}");
     }
 }

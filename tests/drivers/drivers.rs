@@ -1,5 +1,5 @@
 //! Handlers that complete their event in a transaction of their own driver, through the layer, on real servers. The guide
-//! shows the functions `pay`.
+//! shows the functions `pay`. `tests/transactional` has those of sqlx.
 
 mod diesel_async;
 #[path = "../support/postgres.rs"]
@@ -23,7 +23,7 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use axum::routing::post;
 use sqlx::postgres::{PgPool, PgPoolOptions};
-use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePool, SqlitePoolOptions};
+use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePool};
 use tokio::sync::{Mutex, Notify};
 use tower::ServiceExt;
 use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
@@ -35,21 +35,18 @@ use crate::postgres::Schema;
 /// How a handler pays.
 #[derive(Clone)]
 enum Driver {
-    Sqlx(PgPool),
     SeaOrm(DatabaseConnection),
     DieselAsync(Arc<Mutex<AsyncPgConnection>>),
     TokioPostgres(Arc<Mutex<Client>>),
-    SqlxSqlite(SqlitePool),
     Rusqlite(Arc<Mutex<::rusqlite::Connection>>),
 }
 
-const POSTGRES: [&str; 4] = ["sqlx", "sea-orm", "diesel-async", "tokio-postgres"];
-const SQLITE: [&str; 2] = ["sqlx-sqlite", "rusqlite"];
+const POSTGRES: [&str; 3] = ["sea-orm", "diesel-async", "tokio-postgres"];
+const SQLITE: &str = "rusqlite";
 
 impl Driver {
     async fn connect(name: &str, url: &str) -> Self {
         match name {
-            "sqlx" => Self::Sqlx(PgPool::connect(url).await.unwrap()),
             "sea-orm" => Self::SeaOrm(SeaOrm::connect(url).await.unwrap()),
             "diesel-async" => Self::DieselAsync(Arc::new(Mutex::new(
                 AsyncPgConnection::establish(url).await.unwrap(),
@@ -59,8 +56,7 @@ impl Driver {
                 tokio::spawn(connection);
                 Self::TokioPostgres(Arc::new(Mutex::new(client)))
             }
-            "sqlx-sqlite" => Self::SqlxSqlite(lite(url).await),
-            "rusqlite" => {
+            SQLITE => {
                 let connection = ::rusqlite::Connection::open(url).unwrap();
                 connection.busy_timeout(Duration::from_secs(10)).unwrap();
                 Self::Rusqlite(Arc::new(Mutex::new(connection)))
@@ -70,18 +66,7 @@ impl Driver {
     }
 
     async fn pay(&self, event: &Delivery) -> Result<(), BoxError> {
-        const PAY: &str = "INSERT INTO payments VALUES ($1)";
         match self {
-            Self::Sqlx(pool) => {
-                let mut tx = event.begin(pool).await?;
-                sqlx::query(PAY).bind(event.id()).execute(&mut *tx).await?;
-                Ok(tx.commit().await?)
-            }
-            Self::SqlxSqlite(pool) => {
-                let mut tx = event.begin(pool).await?;
-                sqlx::query(PAY).bind(event.id()).execute(&mut *tx).await?;
-                Ok(tx.commit().await?)
-            }
             Self::SeaOrm(db) => sea_orm::pay(db, event).await,
             Self::DieselAsync(connection) => {
                 diesel_async::pay(&mut *connection.lock().await, event).await
@@ -98,7 +83,6 @@ impl Driver {
         let completion = event.completion()?;
         let (sql, parameter) = (completion.sql(), completion.parameter());
         match self {
-            Self::Sqlx(pool) => event.complete_in(&mut *pool.acquire().await?).await?,
             Self::SeaOrm(db) => {
                 let values = vec![parameter.into()];
                 let alone = Statement::from_sql_and_values(db.get_database_backend(), sql, values);
@@ -113,19 +97,10 @@ impl Driver {
             Self::TokioPostgres(client) => {
                 client.lock().await.execute(sql, &[&parameter]).await?;
             }
-            Self::SqlxSqlite(_) | Self::Rusqlite(_) => panic!("SQLite does not tell"),
+            Self::Rusqlite(_) => panic!("SQLite does not tell"),
         }
         Ok(())
     }
-}
-
-async fn lite(path: &str) -> SqlitePool {
-    let options = SqliteConnectOptions::new()
-        .filename(path)
-        .create_if_missing(true)
-        .journal_mode(SqliteJournalMode::Wal)
-        .busy_timeout(Duration::from_secs(10));
-    SqlitePoolOptions::new().max_connections(3).connect_with(options).await.unwrap()
 }
 
 /// A database with a table of payments, which no constraint keeps from a second one.
@@ -140,9 +115,14 @@ const LAPSE: &str = "UPDATE webhook_deliveries SET lease_until = first_seen_at";
 
 impl Place {
     async fn of(driver: &str) -> Self {
-        if SQLITE.contains(&driver) {
+        if driver == SQLITE {
             let dir = tempfile::tempdir().unwrap();
-            let pool = lite(dir.path().join("app.db").to_str().unwrap()).await;
+            let options = SqliteConnectOptions::new()
+                .filename(dir.path().join("app.db"))
+                .create_if_missing(true)
+                .journal_mode(SqliteJournalMode::Wal)
+                .busy_timeout(Duration::from_secs(10));
+            let pool = SqlitePool::connect_with(options).await.unwrap();
             sqlx::query(CREATE).execute(&pool).await.unwrap();
             return Self::Sqlite(dir, pool);
         }
@@ -240,7 +220,7 @@ fn duplicate() -> (u16, Option<String>) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn each_driver_commits_key_and_payment_once() {
-    for name in POSTGRES.into_iter().chain(SQLITE) {
+    for name in POSTGRES.into_iter().chain([SQLITE]) {
         let place = Place::of(name).await;
         let driver = Driver::connect(name, &place.url()).await;
         let (app, world) = (place.app(driver.clone(), &World::default()), World::default());

@@ -156,7 +156,7 @@ impl<P: Place + 'static> Receives for ArrivedIn<P> {
 
 impl<P: Shared + 'static> Receives for In<P> {
     async fn receiver(self) -> Fixture {
-        let pool = self.place().pool().await;
+        let pool = self.place().pool().clone();
         let create = "CREATE TABLE effects (id text)".to_owned();
         P::Database::run(&mut *pool.acquire().await.unwrap(), create).await.unwrap();
         let effects = pool.clone();

@@ -3,19 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use sqlx::sqlite::SqliteConnectOptions;
-use sqlx::{AssertSqlSafe, ConnectOptions, Connection, PgConnection, SqliteConnection};
-use tempfile::TempDir;
+use sqlx::Executor;
 use tower_dedup::adapter::inspect::MaintenanceAdapter;
-use tower_dedup::adapter::{
-    MemoryAdapter, PostgresAdapter, PostgresOptions, Purging, RedisAdapter, SqliteAdapter,
-    SqliteOptions,
-};
+use tower_dedup::adapter::{MemoryAdapter, PostgresOptions, Purging, SqliteAdapter, SqliteOptions};
+use tower_dedup::conformance::{SharedStore, Store};
 use tower_dedup::internals::{with_postgres_bounds, with_sqlite_bounds};
 
-use super::support::postgres::Schema;
-use super::support::redis::{command, connection, fresh_prefix, keys_of, shared, with_prefix};
-use super::support::time_travel::{age_file, age_schema, milliseconds, shift_redis};
+use super::support::places::{Place, Postgres, Redis, Shared, Sqlite, connect_in};
+use super::support::redis::{command, keys_of};
 
 pub(crate) trait Backend {
     type Adapter: MaintenanceAdapter;
@@ -62,127 +57,97 @@ impl Backend for Memory {
     }
 }
 
+/// Adapters of several processes.
+pub(crate) struct Processes<P: Place> {
+    place: P,
+    adapters: Vec<Arc<P::Adapter>>,
+}
+
+/// A store outside of the process.
+pub(crate) trait Outside: Place {
+    const IN_SEVERAL_STATEMENTS: bool = true;
+
+    async fn delete_everything(&self);
+}
+
+impl<P: Outside> Backend for Processes<P> {
+    type Adapter = P::Adapter;
+
+    const IN_SEVERAL_STATEMENTS: bool = P::IN_SEVERAL_STATEMENTS;
+
+    async fn empty(&mut self) {
+        self.place.delete_everything().await;
+    }
+
+    fn adapters(&self) -> Vec<Arc<P::Adapter>> {
+        self.adapters.clone()
+    }
+
+    async fn advance(&mut self, by: Duration) {
+        self.place.advance(by).await;
+    }
+}
+
 /// How many calls a batch of each adapter of a backend takes: two adapters with large and with small batches.
 pub(crate) const BATCHES: [usize; 2] = [1_024, 3];
 /// How many calls may wait.
 const WAITING: usize = 16_384;
 
-pub(crate) struct File {
-    adapters: Vec<Arc<SqliteAdapter>>,
-    connection: SqliteConnection,
-    _dir: TempDir,
-}
-
-impl File {
-    pub(crate) async fn new(batches: impl IntoIterator<Item = usize>) -> Self {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("dedup.db");
-        let mut adapters = Vec::new();
-        for batch in batches {
-            let url = format!("sqlite://{}", path.display());
+impl Processes<Sqlite> {
+    pub(crate) async fn on_sqlite() -> Self {
+        let (place, mut adapters) = (Sqlite::create().await, Vec::new());
+        for batch in BATCHES {
             let options = SqliteOptions::new().purging(Purging::off());
             let options = with_sqlite_bounds(options, batch, WAITING);
-            let adapter = SqliteAdapter::connect_with(&url, options).await.unwrap();
-            adapter.migrate().await.unwrap();
+            let adapter = SqliteAdapter::connect_with(&place.address(), options).await.unwrap();
             adapters.push(Arc::new(adapter));
         }
-        let options = SqliteConnectOptions::new().filename(path);
-        let connection = options.busy_timeout(Duration::from_secs(5)).connect().await.unwrap();
-        Self { adapters, connection, _dir: dir }
+        Self { place, adapters }
     }
 }
 
-impl Backend for File {
-    type Adapter = SqliteAdapter;
-
-    async fn empty(&mut self) {
-        let delete = sqlx::query("DELETE FROM webhook_deliveries");
-        delete.execute(&mut self.connection).await.unwrap();
-    }
-
-    fn adapters(&self) -> Vec<Arc<SqliteAdapter>> {
-        self.adapters.clone()
-    }
-
-    async fn advance(&mut self, by: Duration) {
-        age_file(&mut self.connection, by).await;
+impl Outside for Sqlite {
+    async fn delete_everything(&self) {
+        self.pool().execute("DELETE FROM webhook_deliveries").await.unwrap();
     }
 }
 
-pub(crate) struct Server {
-    adapters: Vec<Arc<PostgresAdapter>>,
-    connection: PgConnection,
-    schema: Schema,
-}
-
-impl Server {
-    pub(crate) async fn new(batches: impl IntoIterator<Item = usize>) -> Self {
-        let schema = Schema::fresh();
-        let mut adapters = Vec::new();
-        for batch in batches {
+impl Processes<Postgres> {
+    pub(crate) async fn on_postgres() -> Self {
+        let (place, mut adapters) = (Postgres::create().await, Vec::new());
+        for batch in BATCHES {
             let options = PostgresOptions::new().connections(3).purging(Purging::off());
             let options = with_postgres_bounds(options, batch, WAITING);
-            let adapter = PostgresAdapter::connect_with(&schema.url(), options).await.unwrap();
-            adapter.migrate().await.unwrap();
-            adapters.push(Arc::new(adapter));
+            let options = options.schema(place.schema.name());
+            adapters.push(Arc::new(connect_in(&place.schema, options).await));
         }
-        let connection = PgConnection::connect(&schema.url()).await.unwrap();
-        Self { adapters, connection, schema }
+        Self { place, adapters }
     }
 }
 
-impl Backend for Server {
-    type Adapter = PostgresAdapter;
-
-    async fn empty(&mut self) {
-        let delete = format!("DELETE FROM {}.webhook_deliveries", self.schema.name());
-        sqlx::query(AssertSqlSafe(delete)).execute(&mut self.connection).await.unwrap();
-    }
-
-    fn adapters(&self) -> Vec<Arc<PostgresAdapter>> {
-        self.adapters.clone()
-    }
-
-    async fn advance(&mut self, by: Duration) {
-        age_schema(&mut self.connection, self.schema.name(), by).await;
+impl Outside for Postgres {
+    async fn delete_everything(&self) {
+        self.pool().execute("DELETE FROM webhook_deliveries").await.unwrap();
     }
 }
 
-pub(crate) struct Redis {
-    adapters: Vec<Arc<RedisAdapter>>,
-    connection: redis::Connection,
-    prefix: String,
-}
-
-impl Redis {
-    pub(crate) async fn new() -> Self {
-        let prefix = fresh_prefix();
-        let mut adapters = Vec::new();
-        for _ in 0..2 {
-            let adapter = RedisAdapter::connect(&with_prefix(shared(), &prefix)).await.unwrap();
-            adapters.push(Arc::new(adapter));
-        }
-        Self { adapters, connection: connection(shared()).unwrap(), prefix }
+impl Processes<Redis> {
+    pub(crate) async fn on_redis() -> Self {
+        let place = Redis::create().await;
+        let adapters = vec![place.adapter(), place.another().await];
+        Self { place, adapters }
     }
 }
 
-impl Backend for Redis {
-    type Adapter = RedisAdapter;
-
+impl Outside for Redis {
     /// One script decides each reply.
     const IN_SEVERAL_STATEMENTS: bool = false;
 
-    async fn empty(&mut self) {
-        for key in keys_of(&mut self.connection, &self.prefix).unwrap() {
-            command(&["DEL"]).arg(key).exec(&mut self.connection).unwrap();
+    async fn delete_everything(&self) {
+        for mut server in self.connections() {
+            for key in keys_of(&mut server, &self.prefix).unwrap() {
+                command(&["DEL"]).arg(key).exec(&mut server).unwrap();
+            }
         }
-    }
-
-    fn adapters(&self) -> Vec<Arc<RedisAdapter>> {
-        self.adapters.clone()
-    }
-
-    async fn advance(&mut self, by: Duration) {
-        shift_redis(&mut self.connection, &self.prefix, -milliseconds(by));
     }
 }

@@ -12,10 +12,6 @@ pub(crate) const FOR_EVER: u32 = u32::MAX;
 /// A call, with its keys and terms.
 #[derive(Clone)]
 pub(crate) enum Call {
-    /// Claims under `OnClaim`.
-    ClaimAtOnce(Keys, Terms),
-    /// Releases under `OnClaim`.
-    ReleaseAtOnce(Keys, Terms),
     Claim(Keys, Terms),
     Renew(Keys, Terms),
     Complete(Keys, Terms),
@@ -30,6 +26,8 @@ pub(crate) type Keys = Vec<usize>;
 
 #[derive(Clone, Copy)]
 pub(crate) struct Terms {
+    /// `true` if a claim is complete at once: `OnClaim`.
+    pub(crate) at_once: bool,
     pub(crate) token: u8,
     pub(crate) retention: u32,
     pub(crate) lease: u32,
@@ -42,8 +40,6 @@ pub(crate) struct Terms {
 impl fmt::Debug for Call {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::ClaimAtOnce(keys, terms) => write!(f, "claim at once {keys:?} {terms:?}"),
-            Self::ReleaseAtOnce(keys, terms) => write!(f, "release at once {keys:?} {terms:?}"),
             Self::Claim(keys, terms) => write!(f, "claim {keys:?} {terms:?}"),
             Self::Renew(keys, terms) => write!(f, "renew {keys:?} {terms:?}"),
             Self::Complete(keys, terms) => write!(f, "complete {keys:?} {terms:?}"),
@@ -57,7 +53,8 @@ impl fmt::Debug for Call {
 
 impl fmt::Debug for Terms {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { token, retention, lease, .. } = self;
+        let Self { at_once, token, retention, lease, .. } = self;
+        if *at_once { write!(f, "at once ") } else { Ok(()) }?;
         write!(f, "by {token}, lease {lease}, retention ")?;
         if *retention == FOR_EVER { write!(f, "for ever") } else { write!(f, "{retention}") }?;
         self.payload.map_or(Ok(()), |payload| write!(f, ", payload {payload}"))?;
@@ -87,6 +84,7 @@ fn terms() -> impl Strategy<Value = Terms> {
     });
     (1_u8..4, retention, lease, prop::option::of(0_u8..2), any::<bool>()).prop_map(
         |(token, retention, lease, payload, fetches)| Terms {
+            at_once: false,
             token,
             retention,
             lease,
@@ -99,14 +97,15 @@ fn terms() -> impl Strategy<Value = Terms> {
 /// A call: `purges` in `24 + purges` are purges. The replies to the others can be compared key by key, whatever else
 /// runs.
 pub(crate) fn call(of: usize, purges: u32) -> impl Strategy<Value = Call> {
+    let at_once = |terms| Terms { at_once: true, ..terms };
     let asked = (0..24 + purges, some_keys(of), terms(), 1_u32..4, 0..of, any::<bool>());
-    asked.prop_map(|(choice, keys, terms, limit, key, all)| match choice {
+    asked.prop_map(move |(choice, keys, terms, limit, key, all)| match choice {
         0..6 => Call::Claim(keys, terms),
         6..10 => Call::Complete(keys, terms),
         10..13 => Call::Release(keys, terms),
         13..16 => Call::Renew(keys, terms),
-        16..19 => Call::ClaimAtOnce(keys, terms),
-        19..21 => Call::ReleaseAtOnce(keys, terms),
+        16..19 => Call::Claim(keys, at_once(terms)),
+        19..21 => Call::Release(keys, at_once(terms)),
         21..23 => Call::Get(key),
         23 => Call::Forget(key),
         _ => Call::Purge(if all { 100 } else { limit }),

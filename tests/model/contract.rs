@@ -39,7 +39,8 @@ impl Row {
 
     /// What a release or `forget` may leave where a key has no row: it fences calls that are on their way.
     fn fence(now: u32) -> Self {
-        let terms = Terms { token: 0, retention: 0, lease: 0, payload: None, fetches: false };
+        let (payload, at_once, fetches) = (None, false, false);
+        let terms = Terms { at_once, token: 0, retention: 0, lease: 0, payload, fetches };
         Self { token: None, attempts: 0, ..Self::claimed(terms, now) }
     }
 
@@ -117,7 +118,7 @@ fn contract(call: &Call, stored: Option<Row>, now: u32) -> (Reply, Option<Row>) 
     // An expired row counts as absent, except for the call that holds it.
     let live = stored.clone().filter(|row| !row.is_expired(now));
     match (call, stored) {
-        (Call::ClaimAtOnce(_, terms), stored) => {
+        (Call::Claim(_, terms), stored) if terms.at_once => {
             let fresh = Row::completed(*terms, now);
             let claim = match live {
                 Some(row) if row.complete && row.token == Some(terms.token) => {
@@ -131,7 +132,7 @@ fn contract(call: &Call, stored: Option<Row>, now: u32) -> (Reply, Option<Row>) 
             };
             (Reply::Granted(claim.attempts, claim.takeover), Some(claim))
         }
-        (Call::ReleaseAtOnce(_, terms), stored) => match stored {
+        (Call::Release(_, terms), stored) if terms.at_once => match stored {
             Some(row) if row.complete && row.token == Some(terms.token) => (Reply::Released, None),
             stored => (Reply::Released, stored),
         },

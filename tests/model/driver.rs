@@ -27,18 +27,6 @@ pub(crate) async fn execute<A: MaintenanceAdapter>(
         format!("{error:?}")
     }
     let (places, replies) = match call {
-        Call::ClaimAtOnce(places, terms) => {
-            let keys = keys(places);
-            let terms = at_once(&keys, *terms);
-            let claimed = claims(adapter, &keys, &terms).await.map_err(text)?;
-            (places.clone(), all(claimed, read_claimed))
-        }
-        Call::ReleaseAtOnce(places, terms) => {
-            let keys = keys(places);
-            let terms = at_once(&keys, *terms);
-            release_all(adapter, &keys, &terms).await.map_err(text)?;
-            (places.clone(), vec![Reply::Released; keys.len()])
-        }
         Call::Claim(places, terms) => {
             let keys = keys(places);
             let terms = call_terms(&keys, *terms);
@@ -113,18 +101,13 @@ fn time(steps: u32) -> Duration {
     if steps == FOR_EVER { Duration::MAX } else { STEP * steps }
 }
 
-fn at_once(keys: &[DedupKey], terms: Terms) -> CallTerms {
-    let call = CallTerms::on_claim(Token::from([terms.token; 16]), time(terms.retention));
-    with_data(call, keys, terms)
-}
-
 fn call_terms(keys: &[DedupKey], terms: Terms) -> CallTerms {
     let (token, retention) = (Token::from([terms.token; 16]), time(terms.retention));
-    let call = CallTerms::on_completion(token, retention, time(terms.lease));
-    with_data(call, keys, terms)
-}
-
-fn with_data(call: CallTerms, keys: &[DedupKey], terms: Terms) -> CallTerms {
+    let call = if terms.at_once {
+        CallTerms::on_claim(token, retention)
+    } else {
+        CallTerms::on_completion(token, retention, time(terms.lease))
+    };
     let call = call.with_fetch(if terms.fetches { Fetch::Digest } else { Fetch::Nothing });
     match terms.payload {
         Some(payload) => call.with_payloads(keys.iter().map(|key| (key.clone(), [payload; 32]))),

@@ -238,7 +238,7 @@ fn is_passed_over(event: &Event, events: &[&Event], rows: &Rows) -> bool {
 /// A claim of several keys may be sent again because of one of them. Returns the row after the
 /// first sending, if that granted this key.
 fn is_sent_again(event: &Event, row: &Option<Row>, now: u32) -> Option<Option<Row>> {
-    let (Call::Claim(keys, _) | Call::ClaimAtOnce(keys, _)) = &event.call else { return None };
+    let Call::Claim(keys, _) = &event.call else { return None };
     let (reply, mut left) = outcome(&event.call, row.clone(), now);
     let granted = matches!(reply, Reply::Granted(..));
     if keys.len() > 1 && granted { left.pop() } else { None }

@@ -17,7 +17,7 @@ mod support;
 use std::cell::RefCell;
 use std::future::Future;
 
-use backends::{BATCHES, Backend, File, Memory, Redis, Server};
+use backends::{Backend, Memory, Processes};
 use history::{Wave, is_explained, sequence, waves};
 use proptest::strategy::Strategy;
 use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestError, TestRunner};
@@ -71,17 +71,17 @@ fn memory_in_shards_follows_the_contract() {
 
 #[test]
 fn sqlite_follows_the_contract() {
-    check(400, &sequence(), File::new(BATCHES));
+    check(400, &sequence(), Processes::on_sqlite());
 }
 
 #[test]
 fn postgres_follows_the_contract() {
-    check(400, &sequence(), Server::new(BATCHES));
+    check(400, &sequence(), Processes::on_postgres());
 }
 
 #[test]
 fn redis_follows_the_contract() {
-    check(1_000, &sequence(), Redis::new());
+    check(1_000, &sequence(), Processes::on_redis());
 }
 
 #[test]
@@ -91,15 +91,15 @@ fn memory_is_linearizable() {
 
 #[test]
 fn sqlite_is_linearizable() {
-    check(1_000, &waves(), File::new(BATCHES));
+    check(1_000, &waves(), Processes::on_sqlite());
 }
 
 #[test]
 fn postgres_is_linearizable() {
-    check(1_000, &waves(), Server::new(BATCHES));
+    check(1_000, &waves(), Processes::on_postgres());
 }
 
 #[test]
 fn redis_is_linearizable() {
-    check(1_000, &waves(), Redis::new());
+    check(1_000, &waves(), Processes::on_redis());
 }

@@ -1,6 +1,5 @@
 //! The adapters: the conformance suite, the queue, and each store.
 
-mod adapters;
 mod broken;
 mod conformance;
 mod memory;
@@ -19,8 +18,6 @@ mod queue_overlap;
 mod redis_calls;
 mod redis_links;
 mod redis_scripts;
-#[allow(dead_code, reason = "`tests/configurations` uses the other topologies")]
-mod redis_stores;
 mod sqlite;
 mod sqlite_faults;
 mod sqlite_inspection;

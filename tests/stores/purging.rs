@@ -21,7 +21,7 @@ use tower_dedup::internals::purge;
 
 use crate::support::log::Log;
 use crate::support::postgres::Schema;
-use crate::support::time_travel::{age_file, age_schema};
+use crate::support::time_travel::{milliseconds, shift_file, shift_schema};
 use crate::support::{FIRST, claim_all, dedup_key, sorted_keys, terms, until};
 
 const OFTEN: Duration = Duration::from_millis(5);
@@ -71,11 +71,12 @@ impl Place {
         }
         adapter.claim(&dedup_key("live"), &brief(1_000 * PURGE_GRACE)).await.unwrap();
         adapter.close().await;
+        let ago = -milliseconds(3 * PURGE_GRACE);
         match self {
-            Self::File(dir) => age_file(&mut Self::file(dir).await, 3 * PURGE_GRACE).await,
+            Self::File(dir) => shift_file(&mut Self::file(dir).await, ago).await,
             Self::Schema(schema) => {
                 let mut connection = PgConnection::connect(&schema.url()).await.unwrap();
-                age_schema(&mut connection, schema.name(), 3 * PURGE_GRACE).await;
+                shift_schema(&mut connection, ago).await;
             }
         }
     }

@@ -1,10 +1,10 @@
-//! Calls that share a batch: the outcome of one call, a caller that goes, and a runtime that ends do not affect the others.
+//! Calls that share a batch: the outcome of one call and a caller that goes do not affect the others.
 
 use std::future::Future;
 use std::pin::pin;
 use std::time::Duration;
 
-use futures_util::future::{Either, join, join_all, join3, select};
+use futures_util::future::{Either, join, join_all, select};
 use http::{HeaderMap, StatusCode};
 use sqlx::postgres::PgPoolOptions;
 use sqlx::{Connection, PgPool, SqliteConnection};
@@ -13,8 +13,8 @@ use tower_dedup::adapter::contract::{
     CallTerms, ClaimReply, CompleteReply, DedupAdapter, RenewReply, StoredResponse, Token,
 };
 use tower_dedup::adapter::inspect::MaintenanceAdapter;
-use tower_dedup::adapter::{PostgresAdapter, PostgresOptions, SqliteAdapter, SqliteOptions};
-use tower_dedup::internals::{with_postgres_bounds, with_sqlite_bounds};
+use tower_dedup::adapter::{PostgresAdapter, SqliteAdapter, SqliteOptions};
+use tower_dedup::internals::with_sqlite_bounds;
 use tower_dedup::{DedupKey, StoreError, StoreErrorKind};
 
 use crate::support::postgres::Schema;
@@ -26,18 +26,14 @@ fn pool(schema: &Schema) -> PgPool {
     PgPoolOptions::new().max_connections(4).connect_lazy(&schema.url()).unwrap()
 }
 
-pub(super) async fn postgres(schema: &Schema) -> PostgresAdapter {
-    postgres_with(schema, PostgresOptions::new()).await
+async fn postgres(schema: &Schema) -> PostgresAdapter {
+    let adapter = PostgresAdapter::connect(&schema.url()).await.unwrap();
+    adapter.migrate().await.unwrap();
+    adapter
 }
 
 pub(super) async fn sqlite(dir: &TempDir) -> SqliteAdapter {
     sqlite_with(dir, SqliteOptions::new()).await
-}
-
-async fn postgres_with(schema: &Schema, options: PostgresOptions) -> PostgresAdapter {
-    let adapter = PostgresAdapter::connect_with(&schema.url(), options).await.unwrap();
-    adapter.migrate().await.unwrap();
-    adapter
 }
 
 async fn sqlite_with(dir: &TempDir, options: SqliteOptions) -> SqliteAdapter {
@@ -47,10 +43,6 @@ async fn sqlite_with(dir: &TempDir, options: SqliteOptions) -> SqliteAdapter {
 }
 
 /// Room for eight rows that wait.
-fn few_on_postgres() -> PostgresOptions {
-    with_postgres_bounds(PostgresOptions::new(), 1_024, 8)
-}
-
 fn few_on_sqlite() -> SqliteOptions {
     with_sqlite_bounds(SqliteOptions::new(), 1_024, 8)
 }
@@ -157,31 +149,6 @@ async fn waiting_rows_are_bounded_and_dropped_callers_take_no_room_on_sqlite() {
         assert_eq!((refused.kind(), refused.is_transient()), (StoreErrorKind::Overloaded, true));
         assert_eq!(adapter.claim(&late, &terms()).await.unwrap(), FIRST);
     }
-}
-
-/// The queue is full, and calls on which a running event depends are sent nevertheless. Until a claim that
-/// is complete at once is released, another process takes its event for a duplicate.
-#[tokio::test]
-async fn running_events_go_on_while_the_queue_is_full_on_postgres() {
-    let schema = Schema::fresh();
-    let adapter = postgres_with(&schema, few_on_postgres()).await;
-    let at_once = CallTerms::on_claim(Token::random(), Duration::from_secs(60));
-    let held = dedup_key("held");
-    assert_eq!(adapter.claim(&held, &at_once).await.unwrap(), ClaimReply::first(1, false));
-    let (keys, mine) = ((0..9).map(|at| dedup_key(&format!("o{at}"))).collect::<Vec<_>>(), terms());
-    let (done, new) = (dedup_key("done"), dedup_key("new"));
-    let renewals = join_all(keys.iter().map(|key| adapter.renew(key, &mine)));
-    // The renewals wait when the others come.
-    let others = join3(
-        adapter.release(&held, &at_once),
-        adapter.complete(&done, &mine),
-        adapter.claim(&new, &mine),
-    );
-    let (renewed, (released, completed, claimed)) = join(renewals, others).await;
-    assert!(renewed.iter().all(Result::is_ok), "{renewed:?}");
-    released.unwrap();
-    completed.unwrap();
-    assert_eq!(claimed.unwrap_err().kind(), StoreErrorKind::Overloaded);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -292,23 +259,4 @@ async fn callers_do_not_wait_for_the_batch_before_theirs() {
         }
     }
     panic!("the callers waited every time");
-}
-
-/// Runtimes come and go over one adapter, each with unfinished calls when it ends.
-#[test]
-fn adapter_outlives_its_runtimes_on_sqlite() {
-    let dir = tempfile::tempdir().unwrap();
-    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let adapter = runtime().block_on(sqlite(&dir));
-    for round in 0..20 {
-        runtime().block_on(async {
-            for at in 0..100 {
-                // The calls are not awaited: they end with their runtime.
-                tokio::spawn(claim(adapter.clone(), format!("{round}-left-{at}"), terms()));
-            }
-            let claimed = claim(adapter.clone(), format!("{round}"), terms());
-            let claimed = tokio::time::timeout(Duration::from_secs(10), claimed).await;
-            assert_eq!(claimed.expect("a reply").unwrap(), ClaimReply::first(1, false));
-        });
-    }
 }

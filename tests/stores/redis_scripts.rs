@@ -21,7 +21,7 @@ use tower_dedup::{DedupKey, DedupLayer, OnUnavailable, StoreErrorKind};
 use crate::support::redis::{Server, command};
 use crate::support::words::by_word;
 use crate::support::{
-    FIRST, Handler, claim_all, complete_all, dedup_key, on_claim, send, sorted_keys, terms,
+    FIRST, Handler, claim_all, complete_all, dedup_key, list, on_claim, send, sorted_keys, terms,
 };
 
 const HOUR: u64 = 3_600_000;
@@ -425,16 +425,7 @@ async fn statistics_of_a_large_database_are_estimated() {
         assert!((expected * 7 / 10..expected * 13 / 10).contains(&found), "{stats:?}");
     }
     // A list visits a bounded part in one call, and all in the end.
-    let (mut listed, mut after, mut calls) = (Vec::new(), None, 0);
-    loop {
-        let page = adapter.list(&ListFilter::default(), after.as_deref(), u32::MAX).await.unwrap();
-        listed.extend(page.keys.into_iter().map(|(key, _)| key));
-        calls += 1;
-        after = page.next;
-        if after.is_none() {
-            break;
-        }
-    }
+    let (mut listed, calls) = list(adapter, &ListFilter::default(), u32::MAX).await;
     listed.sort();
     assert!(listed == keys && calls > 10, "{} keys in {calls} calls", listed.len());
 }

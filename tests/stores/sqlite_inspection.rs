@@ -8,6 +8,8 @@ use tempfile::TempDir;
 use tower_dedup::adapter::inspect::{KeyState, ListFilter, MaintenanceAdapter};
 use tower_dedup::adapter::{Purging, SqliteAdapter, SqliteOptions};
 
+use crate::support::list;
+
 /// The namespaces, with their rows. Of ten rows, one has failed, and two expired two hours ago.
 const NAMESPACES: &[(&str, u64)] = &[("a", 20_000), ("b", 150_000)];
 const ROWS: u64 = 170_000;
@@ -69,19 +71,9 @@ async fn list_and_purge_of_a_large_file_reach_every_key() {
         (filter(failed, Some("a")), 2_000, 2),
         (filter(None, Some("b")), 120_000, 120),
     ] {
-        let (mut listed, mut after, mut calls) = (BTreeSet::new(), None, 0);
-        loop {
-            let page = adapter.list(&filter, after.as_deref(), 1_000).await.unwrap();
-            for (key, _) in page.keys {
-                assert!(listed.insert(key));
-            }
-            calls += 1;
-            after = page.next;
-            if after.is_none() {
-                break;
-            }
-        }
+        let (listed, calls) = list(&adapter, &filter, 1_000).await;
         assert_eq!(listed.len() as u64, expected);
+        assert_eq!(listed.into_iter().collect::<BTreeSet<_>>().len() as u64, expected);
         assert!((least_calls..least_calls + 20).contains(&calls), "{calls}");
     }
     // A call reads a bounded part, also if it selects nothing.

@@ -5,7 +5,7 @@ pub(crate) mod cluster;
 pub(crate) mod effects;
 pub(crate) mod ledgers;
 pub(crate) mod log;
-
+pub(crate) mod places;
 pub(crate) mod postgres;
 pub(crate) mod proxy;
 pub(crate) mod redis;
@@ -33,7 +33,7 @@ use tower_dedup::adapter::MemoryAdapter;
 use tower_dedup::adapter::contract::{
     CallTerms, ClaimReply, CompleteReply, DedupAdapter, Fetch, StoredData, Token,
 };
-use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
+use tower_dedup::adapter::inspect::{KeyState, ListFilter, MaintenanceAdapter};
 use tower_dedup::testing::FaultyAdapter;
 use tower_dedup::{DedupKey, Delivery, KeyExtractor, StoreError, key};
 
@@ -91,6 +91,24 @@ pub(crate) async fn rows<A: MaintenanceAdapter + ?Sized>(adapter: &A) -> u64 {
     let stats = adapter.stats().await.unwrap();
     assert!(stats.is_exact, "{stats:?}");
     stats.rows
+}
+
+/// Lists keys in pages of this size. Returns the keys, and how many calls it took.
+pub(crate) async fn list<A: MaintenanceAdapter + ?Sized>(
+    adapter: &A,
+    filter: &ListFilter,
+    limit: u32,
+) -> (Vec<DedupKey>, usize) {
+    let (mut keys, mut after, mut calls) = (Vec::new(), None, 0);
+    loop {
+        let page = adapter.list(filter, after.as_deref(), limit).await.unwrap();
+        assert!(page.keys.len() <= limit as usize);
+        keys.extend(page.keys.into_iter().map(|(key, _)| key));
+        calls += 1;
+        let Some(next) = page.next else { return (keys, calls) };
+        assert_ne!(Some(&next), after.as_ref(), "the list goes on");
+        after = Some(next);
+    }
 }
 
 /// Claims several keys at the same time. Returns the reply for each.

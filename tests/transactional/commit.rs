@@ -1,19 +1,27 @@
 //! The transactional ledger, on Postgres and on SQLite: the key and the handler's writes commit
 //! together, or neither commits.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use axum::Router;
+use axum::body::Body;
+use axum::extract::Request;
 use axum::response::Response;
+use axum::routing::post;
 use futures_util::FutureExt;
 use futures_util::future::join_all;
+use tower::ServiceExt;
 use tower_dedup::adapter::contract::{CallTerms, DedupAdapter, Token};
 use tower_dedup::adapter::inspect::{ForgetReply, KeyState, MaintenanceAdapter};
 use tower_dedup::{
-    DedupLayer, Deduplicator, Delivery, OnInFlight, RunError, RunOutcome, StoreErrorKind,
+    DedupKey, DedupLayer, Deduplicator, Delivery, OnInFlight, RunError, RunOutcome, StoreErrorKind,
 };
 
 use super::fixture::{CONNECTIONS, Db, World, app, on_both, send, started, transactional};
-use crate::support::{answered, by_header, dedup_key, result, state};
+use crate::support::places::Shared;
+use crate::support::words::{Sql, by_word, insert};
+use crate::support::{answered, by_header, dedup_key, result, state, terms};
 
 on_both!(
     key_and_effect_commit_together,
@@ -28,10 +36,11 @@ on_both!(
     committed_and_then_failed_is_complete,
     deduplicator_commits_the_work_with_its_key,
     handler_past_its_timeout_is_rolled_back,
+    event_completed_meanwhile_refuses_all,
 );
 
-async fn key_and_effect_commit_together<D: Db>() {
-    let (db, world, app) = started::<D>().await;
+async fn key_and_effect_commit_together<S: Shared>() {
+    let (db, world, app) = started::<S>().await;
     assert_eq!(send(&app, "a", "begin insert commit").await.status(), 200);
     let again = send(&app, "a", "begin insert commit").await;
     assert_eq!(answered(&again), (200, Some("duplicate")));
@@ -41,8 +50,8 @@ async fn key_and_effect_commit_together<D: Db>() {
     assert_eq!((entry.attempts, entry.takeover, world.runs()), (1, false, 1));
 }
 
-async fn failed_handler_leaves_no_effect_and_a_released_key<D: Db>() {
-    let (db, world, app) = started::<D>().await;
+async fn failed_handler_leaves_no_effect_and_a_released_key<S: Shared>() {
+    let (db, world, app) = started::<S>().await;
     for script in ["begin insert rollback 500", "begin insert 400", "begin insert 302", "500"] {
         let failed = send(&app, "a", script).await;
         assert_ne!(failed.status(), 200);
@@ -62,8 +71,8 @@ async fn failed_handler_leaves_no_effect_and_a_released_key<D: Db>() {
 }
 
 /// Whatever the handler did instead of a commit, and whatever its answer says.
-async fn success_without_a_completion_is_uncommitted_and_runs_again<D: Db>() {
-    let (db, _, app) = started::<D>().await;
+async fn success_without_a_completion_is_uncommitted_and_runs_again<S: Shared>() {
+    let (db, _, app) = started::<S>().await;
     for script in [
         "200",
         "begin insert drop",
@@ -79,8 +88,8 @@ async fn success_without_a_completion_is_uncommitted_and_runs_again<D: Db>() {
     assert_eq!(db.effects().await, ["a"]);
 }
 
-async fn success_that_writes_nothing_is_completed<D: Db>() {
-    let (db, world, app) = started::<D>().await;
+async fn success_that_writes_nothing_is_completed<S: Shared>() {
+    let (db, world, app) = started::<S>().await;
     assert_eq!(answered(&send(&app, "a", "nothing").await), (200, None));
     assert_eq!(answered(&send(&app, "a", "nothing").await), (200, Some("duplicate")));
     // A lease demands nothing, and its handler may commit all the same.
@@ -93,8 +102,8 @@ async fn success_that_writes_nothing_is_completed<D: Db>() {
     assert_eq!((db.effects().await, world.runs()), (vec!["c".to_owned()], 3));
 }
 
-async fn completion_after_its_retention_is_remembered_for_another<D: Db>() {
-    let (db, world, app) = started::<D>().await;
+async fn completion_after_its_retention_is_remembered_for_another<S: Shared>() {
+    let (db, world, app) = started::<S>().await;
     assert_eq!(send(&app, "a", "begin insert expire commit").await.status(), 200);
     let again = send(&app, "a", "begin insert commit").await;
     assert_eq!(answered(&again), (200, Some("duplicate")));
@@ -104,9 +113,9 @@ async fn completion_after_its_retention_is_remembered_for_another<D: Db>() {
     assert_eq!((db.effects().await.len(), world.runs()), (1, 1));
 }
 
-async fn concurrent_duplicates_run_once<D: Db>() {
+async fn concurrent_duplicates_run_once<S: Shared>() {
     const EVENTS: usize = 20;
-    let (db, world, app) = started::<D>().await;
+    let (db, world, app) = started::<S>().await;
     let deliver = |id: usize| {
         let app = app.clone();
         async move { send(&app, &id.to_string(), "begin insert commit").await }
@@ -123,8 +132,8 @@ async fn concurrent_duplicates_run_once<D: Db>() {
 
 /// For a duplicate in this process and in another one, for `get`, `list` and `forget`. A handler that thinks holds no
 /// connection: more of them than the pool has connections run at once.
-async fn event_of_a_running_handler_is_in_flight_for_all<D: Db>() {
-    let (db, world) = (D::create().await, World::default());
+async fn event_of_a_running_handler_is_in_flight_for_all<S: Shared>() {
+    let (db, world) = (Db::<S>::create().await, World::default());
     let first = transactional(&db, &world);
     let other = db.other_adapter().await;
     let layer = DedupLayer::transactional(by_header(), other.clone());
@@ -156,9 +165,9 @@ async fn event_of_a_running_handler_is_in_flight_for_all<D: Db>() {
 
 /// The lease of the first run lapses, the retry runs, and both try to commit: the second is refused, and its answer is
 /// that of a duplicate, because the event is complete.
-async fn late_first_run_and_its_takeover_commit_once<D: Db>() {
+async fn late_first_run_and_its_takeover_commit_once<S: Shared>() {
     for first_wins in [true, false] {
-        let (db, world) = (D::create().await, World::default());
+        let (db, world) = (Db::<S>::create().await, World::default());
         let held = app(&db, lost_lease(&db), &world);
         let late = tokio::spawn({
             let held = held.clone();
@@ -197,13 +206,13 @@ async fn late_first_run_and_its_takeover_commit_once<D: Db>() {
 }
 
 /// A lease that no renewal reaches.
-fn lost_lease<D: Db>(db: &D) -> DedupLayer<tower_dedup::ledger::Transactional> {
+fn lost_lease<S: Shared>(db: &Db<S>) -> DedupLayer<tower_dedup::ledger::Transactional> {
     DedupLayer::transactional(by_header(), db.adapter()).lease(Duration::from_secs(3_600))
 }
 
 /// The constraint fails at COMMIT on Postgres, at once on SQLite. It is no fault of a moment: the answer is 500.
-async fn commit_that_the_database_refuses_is_no_2xx<D: Db>() {
-    let (db, _, app) = started::<D>().await;
+async fn commit_that_the_database_refuses_is_no_2xx<S: Shared>() {
+    let (db, _, app) = started::<S>().await;
     assert_eq!(send(&app, "a", "begin insert commit").await.status(), 200);
     assert_eq!(db.adapter().forget(&dedup_key("a")).await.unwrap(), ForgetReply::Removed);
     let refused = send(&app, "a", "begin insert commit").await;
@@ -212,8 +221,8 @@ async fn commit_that_the_database_refuses_is_no_2xx<D: Db>() {
     assert_eq!(db.effects().await, ["a"]);
 }
 
-async fn committed_and_then_failed_is_complete<D: Db>() {
-    let (db, _, app) = started::<D>().await;
+async fn committed_and_then_failed_is_complete<S: Shared>() {
+    let (db, _, app) = started::<S>().await;
     assert_eq!(answered(&send(&app, "a", "begin insert commit 500").await), (500, None));
     assert_eq!(answered(&send(&app, "a", "500").await), (200, Some("duplicate")));
     let panicked = tokio::spawn({
@@ -225,13 +234,15 @@ async fn committed_and_then_failed_is_complete<D: Db>() {
     assert_eq!(db.effects().await, ["a", "b"]);
 }
 
-async fn deduplicator_commits_the_work_with_its_key<D: Db>() {
-    let db = D::create().await;
+async fn deduplicator_commits_the_work_with_its_key<S: Shared>() {
+    let db = Db::<S>::create().await;
     let worker = Deduplicator::transactional(db.adapter());
     let key = dedup_key("a");
     let insert = async |event: &Delivery| {
-        let mut tx = event.begin(db.pool()).await.unwrap();
-        D::run(&mut tx, "INSERT INTO effects (id) VALUES ('a')".to_owned()).await.unwrap();
+        let mut tx = event.begin(&db.pool).await.unwrap();
+        S::Database::run(&mut tx, "INSERT INTO effects (id) VALUES ('a')".to_owned())
+            .await
+            .unwrap();
         tx
     };
     let failed = worker.run(&key, async |event| {
@@ -267,7 +278,7 @@ async fn deduplicator_commits_the_work_with_its_key<D: Db>() {
     let panics = worker.run(&panics, async |event| {
         let terms = CallTerms::on_completion(Token::random(), 60 * SECOND, 60 * SECOND);
         db.adapter().complete(&panics, &terms).await.unwrap();
-        event.begin(db.pool()).await.unwrap().commit().await.unwrap();
+        event.begin(&db.pool).await.unwrap().commit().await.unwrap();
         Ok::<_, &str>(())
     });
     let panicked = std::panic::AssertUnwindSafe(panics).catch_unwind().await;
@@ -277,8 +288,8 @@ async fn deduplicator_commits_the_work_with_its_key<D: Db>() {
 const SECOND: Duration = Duration::from_secs(1);
 
 /// The handler is dropped, and no connection is lost.
-async fn handler_past_its_timeout_is_rolled_back<D: Db>() {
-    let (db, world) = (D::create().await, World::default());
+async fn handler_past_its_timeout_is_rolled_back<S: Shared>() {
+    let (db, world) = (Db::<S>::create().await, World::default());
     let layer = DedupLayer::transactional(by_header(), db.adapter());
     let app = app(&db, layer.handler_timeout(Duration::from_millis(300)), &world);
     for _ in 0..=CONNECTIONS {
@@ -288,4 +299,26 @@ async fn handler_past_its_timeout_is_rolled_back<D: Db>() {
     }
     assert_eq!(send(&app, "a", "begin insert commit").await.status(), 200);
     assert_eq!((db.effects().await, world.last().is_takeover()), (vec!["a".to_owned()], false));
+}
+
+/// Of a list. A late run elsewhere completes one of the events while the handler runs. Nothing of this run counts, and the retry runs
+/// the others.
+async fn event_completed_meanwhile_refuses_all<S: Shared>() {
+    let db = Db::<S>::create().await;
+    let (store, pool) = (Arc::new(db.adapter()), db.pool.clone());
+    let handler = async move |event: Delivery| {
+        if event.keys().any(|key| key.id() == "x") {
+            store.complete(&dedup_key("x"), &terms()).await.unwrap();
+        }
+        let mut tx = event.begin(&pool).await?;
+        S::Database::run(&mut tx, insert(event.keys().map(DedupKey::id))).await?;
+        tx.commit().await
+    };
+    let layer = DedupLayer::transactional(by_word(), db.adapter());
+    let app: Router = Router::new().route("/hook", post(handler)).layer(layer);
+    let deliver = || app.clone().oneshot(Request::post("/hook").body(Body::from("a x b")).unwrap());
+    assert_eq!(answered(&deliver().await.unwrap()), (503, None));
+    assert!(db.effects().await.is_empty());
+    assert_eq!(answered(&deliver().await.unwrap()), (200, None));
+    assert_eq!(db.effects().await, ["a", "b"]);
 }

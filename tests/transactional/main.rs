@@ -2,7 +2,6 @@
 
 mod commit;
 mod fixture;
-mod lists;
 mod misuse;
 mod modes;
 mod postgres;

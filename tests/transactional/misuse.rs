@@ -2,7 +2,8 @@
 
 use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
 
-use super::fixture::{CONNECTIONS, Db, Lite, Pg, on_both, send, started};
+use super::fixture::{CONNECTIONS, on_both, send, started};
+use crate::support::places::{Postgres, Shared, Sqlite};
 use crate::support::{answered, dedup_key, state};
 
 on_both!(
@@ -13,8 +14,8 @@ on_both!(
 );
 
 /// Each misuse many times: no connection is lost, and a completion that was refused costs no further attempt.
-async fn no_misuse_is_a_2xx_without_its_effect<D: Db>() {
-    let (db, _, app) = started::<D>().await;
+async fn no_misuse_is_a_2xx_without_its_effect<S: Shared>() {
+    let (db, _, app) = started::<S>().await;
     let mut attempts = 0;
     for script in [
         "begin insert raw-rollback commit",
@@ -38,15 +39,15 @@ async fn no_misuse_is_a_2xx_without_its_effect<D: Db>() {
 }
 
 /// Its second transaction is refused, because its first one has completed the event.
-async fn handler_that_fails_after_its_own_commit_has_failed<D: Db>() {
-    let (db, _, app) = started::<D>().await;
+async fn handler_that_fails_after_its_own_commit_has_failed<S: Shared>() {
+    let (db, _, app) = started::<S>().await;
     assert_eq!(answered(&send(&app, "a", "begin insert commit begin commit").await), (503, None));
     assert_eq!(answered(&send(&app, "a", "").await), (200, Some("duplicate")));
     assert_eq!(db.effects().await, ["a"]);
 }
 
-async fn savepoints_of_the_handler_work<D: Db>() {
-    let (db, _, app) = started::<D>().await;
+async fn savepoints_of_the_handler_work<S: Shared>() {
+    let (db, _, app) = started::<S>().await;
     assert_eq!(answered(&send(&app, "a", "begin savepoints commit").await), (200, None));
     assert_eq!(db.effects().await, ["a"]);
     // Completed in a savepoint that is rolled back: `commit` completes again.
@@ -57,7 +58,7 @@ async fn savepoints_of_the_handler_work<D: Db>() {
 /// On Postgres an ignored error aborts the transaction; a COMMIT of it is no error.
 #[tokio::test]
 async fn postgres_error_that_the_handler_ignores_is_no_2xx() {
-    let (db, _, app) = started::<Pg>().await;
+    let (db, _, app) = started::<Postgres>().await;
     for script in ["begin insert broken commit", "begin insert complete broken commit"] {
         let answer = send(&app, "a", script).await;
         assert_eq!(answered(&answer), (500, None), "{script}");
@@ -66,9 +67,9 @@ async fn postgres_error_that_the_handler_ignores_is_no_2xx() {
 }
 
 /// The handler's raw COMMIT leaves its effect without the key: it is told, and the retry runs again.
-async fn raw_commit_never_leaves_a_complete_key<D: Db>() {
+async fn raw_commit_never_leaves_a_complete_key<S: Shared>() {
     for script in ["begin insert raw-commit commit", "begin insert raw-commit raw-begin commit"] {
-        let (db, _, app) = started::<D>().await;
+        let (db, _, app) = started::<S>().await;
         assert_ne!(send(&app, "a", script).await.status(), 200);
         assert_eq!(state(&db.adapter(), "a").await, Some(KeyState::Released), "{script}");
     }
@@ -77,7 +78,7 @@ async fn raw_commit_never_leaves_a_complete_key<D: Db>() {
 /// `OR ROLLBACK` ends the whole transaction, and the statements after it would commit alone. The connections stay usable.
 #[tokio::test]
 async fn sqlite_insert_or_rollback_that_is_ignored_is_no_2xx() {
-    let (db, _, app) = started::<Lite>().await;
+    let (db, _, app) = started::<Sqlite>().await;
     assert_eq!(send(&app, "a", "begin insert commit").await.status(), 200);
     db.adapter().forget(&dedup_key("a")).await.unwrap();
     for _ in 0..=CONNECTIONS {

@@ -10,6 +10,7 @@ use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
 use tower_dedup::{DedupLayer, Delivery, Mode, OnMissingKey};
 
 use super::fixture::{Db, World, app, on_both, send};
+use crate::support::places::Shared;
 use crate::support::{answered, by_header, dedup_key, state};
 
 on_both!(
@@ -18,8 +19,8 @@ on_both!(
     request_without_a_key_is_demanded_nothing
 );
 
-async fn in_shadow_the_layer_completes_and_every_run_commits<D: Db>() {
-    let (db, world) = (D::create().await, World::default());
+async fn in_shadow_the_layer_completes_and_every_run_commits<S: Shared>() {
+    let (db, world) = (Db::<S>::create().await, World::default());
     let app =
         app(&db, DedupLayer::transactional(by_header(), db.adapter()).mode(Mode::Shadow), &world);
     for script in ["begin insert-run commit", "begin insert-run complete commit", "200"] {
@@ -33,8 +34,8 @@ async fn in_shadow_the_layer_completes_and_every_run_commits<D: Db>() {
     assert_eq!((entry.state, db.effects().await.len()), (KeyState::Released, 2));
 }
 
-async fn off_records_nothing<D: Db>() {
-    let (db, world) = (D::create().await, World::default());
+async fn off_records_nothing<S: Shared>() {
+    let (db, world) = (Db::<S>::create().await, World::default());
     let app =
         app(&db, DedupLayer::transactional(by_header(), db.adapter()).mode(Mode::Off), &world);
     for _ in 0..2 {
@@ -44,8 +45,8 @@ async fn off_records_nothing<D: Db>() {
     assert_eq!((db.effects().await.len(), world.runs()), (2, 2));
 }
 
-async fn request_without_a_key_is_demanded_nothing<D: Db>() {
-    let db = D::create().await;
+async fn request_without_a_key_is_demanded_nothing<S: Shared>() {
+    let db = Db::<S>::create().await;
     let layer = DedupLayer::transactional(by_header(), db.adapter());
     let layer = layer.on_missing_key(OnMissingKey::PassThrough);
     let handler = async |State(()): State<()>, event: Option<Delivery>| match event {

@@ -17,10 +17,11 @@ use tower_dedup::{
     CommitError, CommitErrorKind, Deduplicator, Delivery, ResponseBody, RunError, RunOutcome,
 };
 
-use super::fixture::{Db, Pg, send as send_script, started};
+use super::fixture::{send as send_script, started};
 use crate::support::effects::{
     Boxed, Database, MINUTE, answer, effect, transactional, until_acknowledged,
 };
+use crate::support::places::Postgres;
 use crate::support::{Body, answered, dedup_key, request, send};
 
 type Deduplicated = BoxCloneSyncService<Request<Body>, Response<ResponseBody<Body>>, Infallible>;
@@ -130,7 +131,7 @@ async fn bounds_are_set_only_where_the_handler_has_none() {
 /// They would wait for each other without an end.
 #[tokio::test]
 async fn second_transaction_of_a_handler_fails_in_time() {
-    let (db, _, app) = started::<Pg>().await;
+    let (db, _, app) = started::<Postgres>().await;
     let start = Instant::now();
     let answer = send_script(&app, "a", "begin insert-run complete other-commits").await;
     assert_eq!(answered(&answer), (503, None));
@@ -228,14 +229,18 @@ async fn completion_outside_of_the_handlers_transaction_is_refused() {
             let sql = sqlx::query(AssertSqlSafe(completion.sql().to_owned()));
             sql.bind(completion.parameter().to_owned()).execute(connection).await.map(drop)
         };
-    let outside = worker.run(&key, async |event| {
-        let completion = event.completion()?;
-        let mut connection = pool.acquire().await?;
-        Ok::<_, CommitError>(execute(&mut connection, &completion).await?)
-    });
-    match outside.await {
-        Err(RunError::Handler(error)) => assert_eq!(error.kind(), CommitErrorKind::Refused),
-        other => panic!("{other:?}"),
+    for by_statement in [true, false] {
+        let outside = worker.run(&key, async |event| {
+            let mut connection = pool.acquire().await?;
+            if by_statement {
+                return Ok(execute(&mut connection, &event.completion()?).await?);
+            }
+            event.complete_in(&mut *connection).await
+        });
+        match outside.await {
+            Err(RunError::Handler(error)) => assert_eq!(error.kind(), CommitErrorKind::Refused),
+            other => panic!("{other:?}"),
+        }
     }
     // As the first statement that writes, if the handler says so; and by `complete_in`.
     for is_first in [true, false] {

@@ -5,12 +5,13 @@ use std::time::Duration;
 use tower_dedup::adapter::contract::{CallTerms, ClaimReply, DedupAdapter, Token};
 use tower_dedup::adapter::inspect::{ForgetReply, MaintenanceAdapter};
 
-use super::fixture::{Db, Lite, Pg};
+use super::fixture::Db;
+use crate::support::places::{Postgres, Sqlite};
 use crate::support::{FIRST, dedup_key, rows};
 
 #[tokio::test]
 async fn record_in_postgres_transaction_commits_or_rolls_back_with_it() {
-    let db = Pg::create().await;
+    let db = Db::<Postgres>::create().await;
     let (adapter, key, hour) = (db.adapter(), dedup_key("a"), Duration::from_secs(3_600));
     let (mut one, mut two) = (db.pool.begin().await.unwrap(), db.pool.begin().await.unwrap());
     assert_eq!(adapter.record_in(&mut one, &key, hour).await.unwrap(), FIRST);
@@ -40,9 +41,11 @@ async fn record_in_postgres_transaction_commits_or_rolls_back_with_it() {
 
 #[tokio::test]
 async fn record_in_sqlite_transaction_commits_or_rolls_back_with_it() {
-    let db = Lite::create().await;
+    let db = Db::<Sqlite>::create().await;
     let (adapter, key, hour) = (db.adapter(), dedup_key("a"), Duration::from_secs(3_600));
     // The transaction may create the table; its rollback removes the table.
+    let drop_it = "DROP TABLE webhook_deliveries; DROP TABLE webhook_deliveries_schema";
+    sqlx::raw_sql(drop_it).execute(&db.pool).await.unwrap();
     let mut one = db.pool.begin_with("BEGIN IMMEDIATE").await.unwrap();
     assert_eq!(adapter.record_in(&mut one, &key, hour).await.unwrap(), FIRST);
     one.rollback().await.unwrap();
@@ -59,7 +62,7 @@ async fn record_in_sqlite_transaction_commits_or_rolls_back_with_it() {
 #[tokio::test]
 async fn record_in_runs_an_event_again_once() {
     let (key, hour) = (dedup_key("a"), Duration::from_secs(3_600));
-    let (pg, lite) = (Pg::create().await, Lite::create().await);
+    let (pg, lite) = (Db::<Postgres>::create().await, Db::<Sqlite>::create().await);
     let (on_pg, on_lite) = (pg.adapter(), lite.adapter());
     let stores: [&dyn MaintenanceAdapter; 2] = [&on_pg, &on_lite];
     for store in stores {

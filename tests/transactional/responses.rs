@@ -16,6 +16,7 @@ use tower_dedup::adapter::contract::{DedupAdapter, StoredResponse};
 use tower_dedup::{CommitError, DedupLayer, Delivery, OnInFlight, Replay};
 
 use super::fixture::{Db, on_both};
+use crate::support::places::Shared;
 use crate::support::words::Sql;
 use crate::support::{answered, by_header, dedup_key, terms};
 
@@ -29,14 +30,14 @@ on_both!(
 
 /// Commits, and answers with its body. With the header `sets`, it sets another response before, with `sets-late` after.
 /// With `waits` it then waits to be told.
-async fn handle<D: Db>(
-    State((pool, go)): State<(Pool<D::Database>, Arc<Notify>)>,
+async fn handle<S: Shared>(
+    State((pool, go)): State<(Pool<S::Database>, Arc<Notify>)>,
     event: Delivery,
     headers: HeaderMap,
     body: String,
 ) -> Result<(StatusCode, String), CommitError> {
     let mut tx = event.begin(&pool).await?;
-    D::run(&mut tx, "INSERT INTO effects (id) VALUES ('a')".to_owned()).await?;
+    S::Database::run(&mut tx, "INSERT INTO effects (id) VALUES ('a')".to_owned()).await?;
     let set = || {
         let response =
             StoredResponse::new(StatusCode::ACCEPTED, HeaderMap::new(), "set \u{e9}".into());
@@ -55,17 +56,17 @@ async fn handle<D: Db>(
     Ok((StatusCode::CREATED, body))
 }
 
-fn replaying<D: Db>(db: &D) -> Router {
+fn replaying<S: Shared>(db: &Db<S>) -> Router {
     router(db, Duration::from_secs(60), Arc::default())
 }
 
-fn router<D: Db>(db: &D, lease: Duration, go: Arc<Notify>) -> Router {
+fn router<S: Shared>(db: &Db<S>, lease: Duration, go: Arc<Notify>) -> Router {
     let layer = DedupLayer::transactional(by_header(), db.adapter()).replay(Replay::new());
     let layer = layer.on_in_flight(OnInFlight::Reject).lease(lease);
     // A busy machine must not cause a 503.
     let layer = layer.store_timeout(Duration::from_secs(20));
-    let state = (db.pool().clone(), go);
-    Router::new().route("/hook", post(handle::<D>)).layer(layer).with_state(state)
+    let state = (db.pool.clone(), go);
+    Router::new().route("/hook", post(handle::<S>)).layer(layer).with_state(state)
 }
 
 async fn deliver(app: &Router, does: &'static str) -> (u16, String) {
@@ -78,8 +79,8 @@ async fn deliver(app: &Router, does: &'static str) -> (u16, String) {
     )
 }
 
-async fn response_of_the_handler_is_added_after_the_commit<D: Db>() {
-    let db = D::create().await;
+async fn response_of_the_handler_is_added_after_the_commit<S: Shared>() {
+    let db = Db::<S>::create().await;
     let app = replaying(&db);
     for _ in 0..2 {
         assert_eq!(deliver(&app, "commits").await, (201, "made".to_owned()));
@@ -87,16 +88,16 @@ async fn response_of_the_handler_is_added_after_the_commit<D: Db>() {
     assert_eq!(db.effects().await, ["a"]);
 }
 
-async fn response_that_the_handler_sets_commits_with_the_key<D: Db>() {
-    let db = D::create().await;
+async fn response_that_the_handler_sets_commits_with_the_key<S: Shared>() {
+    let db = Db::<S>::create().await;
     let app = replaying(&db);
     assert_eq!(deliver(&app, "sets").await, (201, "made".to_owned()));
     assert_eq!(deliver(&app, "sets").await, (202, "set \u{e9}".to_owned()));
     assert_eq!(db.effects().await, ["a"]);
 }
 
-async fn response_that_is_set_after_the_commit_does_not_count<D: Db>() {
-    let db = D::create().await;
+async fn response_that_is_set_after_the_commit_does_not_count<S: Shared>() {
+    let db = Db::<S>::create().await;
     let app = replaying(&db);
     for _ in 0..2 {
         assert_eq!(deliver(&app, "sets-late").await, (201, "made".to_owned()));
@@ -104,8 +105,8 @@ async fn response_that_is_set_after_the_commit_does_not_count<D: Db>() {
 }
 
 /// Nobody has died, so no repetition gets an answer without the response.
-async fn event_is_in_flight_for_as_long_as_its_handler_makes_its_response<D: Db>() {
-    let (db, go) = (D::create().await, Arc::new(Notify::new()));
+async fn event_is_in_flight_for_as_long_as_its_handler_makes_its_response<S: Shared>() {
+    let (db, go) = (Db::<S>::create().await, Arc::new(Notify::new()));
     // A claim whose reply comes after its lease is a 503.
     let lease = Duration::from_secs(1);
     let app = router(&db, lease, go.clone());
@@ -127,16 +128,16 @@ async fn event_is_in_flight_for_as_long_as_its_handler_makes_its_response<D: Db>
 
 /// A process dies between its commit and the response: for a lease the event is in flight for a layer that stores
 /// responses, and a duplicate for others. The lease of its claim may be over.
-async fn event_that_awaits_its_response_is_in_flight<D: Db>() {
-    let db = D::create().await;
+async fn event_that_awaits_its_response_is_in_flight<S: Shared>() {
+    let db = Db::<S>::create().await;
     let (adapter, key) = (db.adapter(), dedup_key("a"));
     let mine = terms().with_fetch(tower_dedup::adapter::contract::Fetch::DigestAndResponse);
     adapter.claim(&key, &mine).await.unwrap();
     db.advance(Duration::from_secs(61)).await;
     let completion = adapter.completion(std::slice::from_ref(&key), &mine, None).unwrap().first();
     let (sql, parameter) = (completion.sql().to_owned(), completion.parameter().to_owned());
-    let mut connection = db.pool().acquire().await.unwrap();
-    D::Database::execute(&mut connection, sql, Some(parameter)).await.unwrap();
+    let mut connection = db.pool.acquire().await.unwrap();
+    S::Database::execute(&mut connection, sql, Some(parameter)).await.unwrap();
     let app = replaying(&db);
     let in_flight = async |app: &Router| -> Response {
         let request = Request::post("/hook").header("webhook-id", "a").body(Body::empty());

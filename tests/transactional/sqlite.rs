@@ -9,7 +9,8 @@ use tower_dedup::adapter::SqliteAdapter;
 use tower_dedup::adapter::contract::{CallTerms, DedupAdapter, Token};
 use tower_dedup::{CommitError, Deduplicator, Delivery, RunError, RunOutcome};
 
-use super::fixture::{Db, Lite};
+use super::fixture::Db;
+use crate::support::places::Sqlite;
 use crate::support::{dedup_key, until};
 
 const HANDLERS: usize = 20;
@@ -19,14 +20,14 @@ const WRITES_FOR: Duration = Duration::from_millis(100);
 /// has free connections, because a handler takes its connection when its turn has come.
 #[tokio::test]
 async fn handlers_that_wait_hold_up_neither_claims_nor_the_pool() {
-    let db = Lite::create().await;
+    let db = Db::<Sqlite>::create().await;
     let (adapter, began) = (db.adapter(), AtomicUsize::new(0));
     let worker = Deduplicator::transactional(db.adapter());
     let keys: Vec<_> = (0..HANDLERS).map(|number| dedup_key(&format!("a{number}"))).collect();
     let handlers = join_all(keys.iter().map(|key| {
         worker.run(key, async |event| {
             began.fetch_add(1, Ordering::SeqCst);
-            let mut tx = event.begin(db.pool()).await?;
+            let mut tx = event.begin(&db.pool).await?;
             let insert = sqlx::query("INSERT INTO effects (id) VALUES (?1)").bind(event.id());
             insert.execute(&mut *tx).await?;
             tokio::time::sleep(WRITES_FOR).await;
@@ -38,7 +39,7 @@ async fn handlers_that_wait_hold_up_neither_claims_nor_the_pool() {
         until(|| began.load(Ordering::SeqCst) == HANDLERS).await;
         let at = Instant::now();
         let terms = CallTerms::on_completion(Token::random(), 600 * WRITES_FOR, 600 * WRITES_FOR);
-        let read = sqlx::query("SELECT id FROM effects").fetch_all(db.pool());
+        let read = sqlx::query("SELECT id FROM effects").fetch_all(&db.pool);
         let other = dedup_key("other");
         let (claimed, read) = tokio::join!(adapter.claim(&other, &terms), read);
         claimed.unwrap();

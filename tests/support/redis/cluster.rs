@@ -145,16 +145,6 @@ impl Cluster {
         wait_until("one owner of a slot", || self.owner_of(slot)).await
     }
 
-    /// Waits until a node other than this one owns the slot of a key, and all slots are served again.
-    pub(crate) async fn failover_from(&self, old: usize, key: &str) -> usize {
-        let slot = self.slot_of(key);
-        wait_until("a failover", || {
-            let new = self.owner_of(slot).filter(|new| *new != old)?;
-            self.serves_all().then_some(new)
-        })
-        .await
-    }
-
     /// Waits until six nodes run, serve all slots, and each primary has a replica.
     pub(crate) async fn settled(&self) {
         wait_until("a complete cluster", || self.is_complete().then_some(())).await;
