@@ -196,8 +196,8 @@ where
     async fn claim(&mut self) -> Waited<ResBody, S::Error> {
         let DedupLayer { ledger, config, .. } = &*self.layer;
         let in_shadow = matches!(self.judged, Judged::InShadow(_));
-        let context = config.begin_context(self.payloads.as_ref(), in_shadow);
-        let begun = ledger.begin(&self.keys, context).await;
+        let calls = config.calls(ledger, self.payloads.as_ref(), in_shadow);
+        let begun = ledger.begin(&self.keys, calls).await;
         match (&begun, self.judged, self.layer.config.on_in_flight) {
             // Boxed, because most deliveries do not wait and their future stays small.
             (Ok(Begin::InFlight), Judged::Enforced, OnInFlight::Wait(bound)) => {
@@ -221,8 +221,8 @@ where
             return Err(Box::new((Outcome::Overloaded, answer)));
         };
         let _waiting = config.meters.waiting();
-        let context = config.begin_context(payloads.as_ref(), false);
-        let begun = waiter.claim(ledger, &context, bound, &mut admission).await;
+        let calls = config.calls(ledger, payloads.as_ref(), false);
+        let begun = waiter.claim(ledger, &calls, bound, &mut admission).await;
         begun.map_err(|reason| match reason {
             NotAdmitted::Full => Box::new(own(Outcome::Overloaded, config)),
             NotAdmitted::Inner(error) => Box::new((Outcome::Failed, Ok(Err(error)))),

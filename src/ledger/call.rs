@@ -13,10 +13,11 @@ use tokio::task::coop::unconstrained;
 use tokio::time::Instant;
 
 use crate::adapter::contract::{
-    CallTerms, ClaimReply, CompleteReply, DedupAdapter, RenewReply, StoreFuture,
+    Abilities, CallTerms, ClaimReply, CompleteReply, DedupAdapter, Fetch, RenewReply, StoreFuture,
+    Token,
 };
 use crate::error::{StoreError, StoreErrorKind};
-use crate::key::{DedupKey, List};
+use crate::key::{DedupKey, Event, List};
 use crate::observe::StoreSpan;
 
 /// The name of a call in metrics and spans, and the beginning of its error text. One pointer, because
@@ -25,9 +26,11 @@ type Operation = &'static [&'static str; 2];
 
 /// The calls of one delivery: to which store, on which terms, within which bound.
 #[derive(Clone)]
-pub(super) struct Calls {
+pub(crate) struct Calls {
     pub(super) adapter: Arc<dyn DedupAdapter>,
-    pub(super) terms: CallTerms,
+    /// The token exists before the first call, so that an unknown outcome can be released. With a duplicate note, the
+    /// handler runs if the store does not reply.
+    pub(crate) terms: CallTerms,
     /// The bound on one call.
     pub(super) bound: Duration,
 }
@@ -35,6 +38,71 @@ pub(super) struct Calls {
 // A panic of a handler leaves nothing half done in an adapter.
 impl UnwindSafe for Calls {}
 impl RefUnwindSafe for Calls {}
+
+impl Calls {
+    pub(crate) const fn is_open(&self) -> bool {
+        self.terms.duplicate_note.is_some()
+    }
+
+    /// Returns these calls for another claim, which does not fail open. It has a token of its own, because
+    /// the claim before it may still be released in the background.
+    pub(crate) fn again(&self) -> Self {
+        let mut again = self.clone();
+        (again.terms.token, again.terms.duplicate_note) = (Token::random(), None);
+        again
+    }
+
+    /// Adds to the terms what a store of these abilities holds with these events.
+    ///
+    /// The response to a multi-event delivery answered for other events too, so it is not replayed.
+    pub(super) fn with_events(mut self, events: &[Event], abilities: Abilities) -> Self {
+        let terms = &mut self.terms;
+        let keys = if abilities.stored_data { digests(events) } else { Vec::new() };
+        terms.fetch = match terms.fetch {
+            Fetch::DigestAndResponse if events.len() != 1 => Fetch::Digest,
+            Fetch::Nothing if !keys.is_empty() => Fetch::Digest,
+            fetch => fetch,
+        };
+        if abilities.inspection {
+            let mut types = Vec::new();
+            for event in events {
+                let Some(event_type) = event.shared_event_type() else { continue };
+                types.extend(event.identities().map(|key| (key.clone(), Arc::clone(event_type))));
+            }
+            types.sort_unstable();
+            terms.event_types = (!types.is_empty()).then(|| types.into());
+        }
+        if !keys.is_empty() {
+            // The first digest of a key counts: a compared payload before a content.
+            let payloads = terms.payloads.take().unwrap_or_default();
+            self.terms = self.terms.with_payloads(payloads.iter().cloned().chain(keys));
+        }
+        self
+    }
+
+    /// Returns `true` if the handler runs unprotected after this error of a claim.
+    ///
+    /// [`StoreErrorKind::Corrupt`] never fails open: the unreadable data may belong to a duplicate. Nor does
+    /// an error after the store has found a duplicate, when only the read of its response failed.
+    pub(super) fn fails_open(&self, error: &StoreError) -> bool {
+        let note = self.terms.duplicate_note.as_ref();
+        note.is_some_and(|note| note.get().is_none()) && error.kind() != StoreErrorKind::Corrupt
+    }
+}
+
+/// Returns the digests that the store holds with the identities of these events: with a second identity the SHA-256
+/// of its event's key, and with a key that of its event's content, if that is the second identity.
+fn digests(events: &[Event]) -> Vec<(DedupKey, [u8; 32])> {
+    let mut digests = Vec::new();
+    for event in events {
+        let Some(second) = event.second_identity() else { continue };
+        digests.push((second.clone(), event.key().sha256()));
+        if let Some(content) = event.content_sha256() {
+            digests.push((event.key().clone(), content));
+        }
+    }
+    digests
+}
 
 /// Generates, for each method of the adapter, a call for each of several keys: the replies are in the
 /// order of the keys.

@@ -35,7 +35,8 @@ mod shared;
 mod times;
 
 pub(crate) use any::{AnyLedger, Begin};
-pub(crate) use contract::{BeginContext, CanReplay, FailOpen, HandlerSuccess, RunsWithoutKey};
+pub(crate) use call::Calls;
+pub(crate) use contract::{CanReplay, FailOpen, HandlerSuccess, RunsWithoutKey};
 pub use contract::{Lease, Ledger, OnArrival, Transactional};
 pub(crate) use lease::Claim;
 pub(crate) use times::{PollDelays, TRANSACTIONAL_LEASE, Times, deadline_in, poll_delays};

@@ -1,16 +1,17 @@
 //! [`Shared`]: what the deliveries of one ledger share.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::time::Instant;
 
 use super::call::Calls;
-use super::contract::{BeginContext, Permanent};
+use super::contract::Permanent;
 use super::pending::Pending;
 use super::renewal::Renewals;
 use super::retry::Background;
-use crate::adapter::contract::{Abilities, CallTerms, DedupAdapter, Permanence};
-use crate::key::Event;
+use super::times::Times;
+use crate::adapter::contract::{Abilities, CallTerms, DedupAdapter, Token};
 
 pub(super) struct Shared {
     pub(super) permanent: Permanent,
@@ -41,13 +42,20 @@ impl Shared {
         }
     }
 
-    /// Returns the calls of a delivery of these events.
-    pub(super) fn calls(&self, context: BeginContext, events: &[Event]) -> Calls {
-        let (adapter, bound) = (Arc::clone(&self.adapter), context.store_timeout);
-        let mut terms = context.terms(events, self.abilities);
-        if self.permanent == Permanent::OnArrival {
-            terms.permanence = Permanence::OnClaim;
-        }
-        Calls { adapter, terms, bound }
+    /// Makes the calls of one delivery under these times, with a token of its own. `after` is the bound on what follows
+    /// the handler before the commit.
+    pub(super) fn calls(&self, times: &Times, after: Duration) -> Calls {
+        let Times { retention, lease, store_timeout: bound, handler_timeout } = *times;
+        let mut terms = match self.permanent {
+            Permanent::OnArrival => CallTerms::on_claim(Token::random(), retention),
+            Permanent::Lease | Permanent::Transactional => {
+                CallTerms::on_completion(Token::random(), retention, lease)
+            }
+        };
+        let most = |handler: Duration| handler.saturating_add(after).saturating_add(bound);
+        // No honest handler is ended by it. The setting of Postgres has 31 bits.
+        let ms = |handler| i32::try_from(most(handler).as_millis()).unwrap_or(i32::MAX);
+        terms.handler_bound_ms = handler_timeout.map_or(0, ms);
+        Calls { adapter: Arc::clone(&self.adapter), terms, bound }
     }
 }
