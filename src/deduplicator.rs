@@ -22,7 +22,7 @@ use crate::ledger::{
     TRANSACTIONAL_LEASE, Times, Transactional,
 };
 use crate::observe::{MetersByNamespace, Outcome, RunReport};
-use crate::run::{Called, Waiters, call, run};
+use crate::run::{Called, Waiters, call};
 
 /// Runs a handler for an event, unless the event is a duplicate or in flight.
 ///
@@ -276,13 +276,12 @@ impl<L: Ledger> Deduplicator<L> {
         };
         report.fields.attempt = Some((delivery.attempt(), delivery.is_takeover()));
         let bound = self.settings.times.handler_timeout;
-        let handled = delivery.clone();
-        let ran = run(claim, || async move {
-            let called = call(bound, || handler(handled)).await;
-            let is_success = matches!(called, Called::Returned(Ok(_)));
-            (called, is_success.then(HandlerSuccess::default))
-        });
-        let (called, settled) = ran.await;
+        let called = call(bound, || handler(delivery)).await;
+        let is_success = matches!(called, Called::Returned(Ok(_)));
+        let settled = match claim {
+            Some(claim) => claim.settle(is_success.then(HandlerSuccess::default)).await,
+            None => Ok(None),
+        };
         self.waiters.wake(event.identities());
         // Another run has completed the event, and this one has had no effect.
         if let (Called::Returned(_), Ok(Some(seen))) = (&called, &settled) {

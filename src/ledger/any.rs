@@ -18,7 +18,7 @@ use super::resolve::{Resolution, distinct, identities};
 use super::retry::Write;
 use super::shared::Shared;
 use super::times::Times;
-use crate::adapter::contract::{DedupAdapter, Seen};
+use crate::adapter::contract::{CallTerms, DedupAdapter, Seen, Token};
 use crate::delivery::{Delivery, Inner, Verdict};
 use crate::error::{ConfigError, ConfigErrorKind, StoreError, StoreErrorKind, check};
 use crate::key::{Event, Keys, List};
@@ -66,7 +66,18 @@ impl AnyLedger {
     /// Makes the calls of one delivery under these times. `after` is the bound on what follows the handler before the
     /// commit.
     pub(crate) fn calls(&self, times: &Times, after: Duration) -> Calls {
-        self.0.calls(times, after)
+        let Times { retention, lease, store_timeout: bound, handler_timeout } = *times;
+        let mut terms = match self.0.permanent {
+            Permanent::OnArrival => CallTerms::on_claim(Token::random(), retention),
+            Permanent::Lease | Permanent::Transactional => {
+                CallTerms::on_completion(Token::random(), retention, lease)
+            }
+        };
+        let most = |handler: Duration| handler.saturating_add(after).saturating_add(bound);
+        // No honest handler is ended by it. The setting of Postgres has 31 bits.
+        let ms = |handler| i32::try_from(most(handler).as_millis()).unwrap_or(i32::MAX);
+        terms.handler_bound_ms = handler_timeout.map_or(0, ms);
+        Calls { adapter: Arc::clone(&self.0.adapter), terms, bound }
     }
 
     /// Begins a delivery of these keys. Without a key, it returns [`Begin::WithoutKey`], and asks no store.

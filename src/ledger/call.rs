@@ -1,16 +1,16 @@
 //! [`Calls`]: the calls to a store. Each is bounded and measured.
 
-use std::future::{Future, poll_fn};
+use std::future::Future;
 use std::panic::{AssertUnwindSafe, RefUnwindSafe, UnwindSafe, catch_unwind};
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use futures_util::stream::FuturesUnordered;
-use futures_util::{FutureExt, StreamExt};
+use futures_util::{StreamExt, poll};
 use tokio::task::coop::unconstrained;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use crate::adapter::contract::{
     Abilities, CallTerms, ClaimReply, CompleteReply, DedupAdapter, Fetch, RenewReply, StoreFuture,
@@ -83,7 +83,8 @@ impl Calls {
     /// Returns `true` if the handler runs unprotected after this error of a claim.
     ///
     /// [`StoreErrorKind::Corrupt`] never fails open: the unreadable data may belong to a duplicate. Nor does
-    /// an error after the store has found a duplicate, when only the read of its response failed.
+    /// an error after a reply that tells of another delivery, or after the store has found a duplicate, when only the
+    /// read of its response failed.
     pub(super) fn fails_open(&self, error: &StoreError) -> bool {
         let note = self.terms.duplicate_note.as_ref();
         note.is_some_and(|note| note.get().is_none()) && error.kind() != StoreErrorKind::Corrupt
@@ -145,15 +146,14 @@ async fn each<'k, T>(
         let begin = |at: &usize| MeasuredCall::begin(*at, operation, || call(&keys[*at]));
         let mut calls: FuturesUnordered<_> = asked.iter().map(begin).collect();
         let left = end.saturating_duration_since(Instant::now());
-        let ended = within(left, |cx, is_over| {
-            while let Poll::Ready(Some((at, reply))) = calls.poll_next_unpin(cx) {
+        let all = async {
+            while let Some((at, reply)) = calls.next().await {
                 replies[at] = Some(reply);
             }
-            let overdue = calls.iter_mut().filter(|_| is_over);
-            overdue.for_each(|call| replies[call.at] = Some(call.time_out()));
-            if is_over || calls.is_empty() { Poll::Ready(()) } else { Poll::Pending }
-        });
-        ended.await;
+        };
+        if within(left, pin!(all)).await.is_none() {
+            calls.iter_mut().for_each(|call| replies[call.at] = Some(call.time_out()));
+        }
         let is_refused = |at: &usize| {
             let error = replies[*at].as_ref().and_then(|reply| reply.as_ref().err());
             error.is_some_and(|error| error.kind() == StoreErrorKind::Overloaded)
@@ -185,31 +185,18 @@ fn bounded<'c, T: 'c>(
 ) -> impl Future<Output = Result<T, StoreError>> + Send {
     // Outside of the future, which would store `call` beside its future.
     let mut call = MeasuredCall::begin(0, operation, call);
-    within(bound, move |cx, is_over| match call.poll_unpin(cx) {
-        Poll::Ready((_, reply)) => Poll::Ready(reply),
-        Poll::Pending if is_over => Poll::Ready(call.time_out()),
-        Poll::Pending => Poll::Pending,
-    })
+    async move {
+        let ended = within(bound, &mut call).await;
+        ended.map_or_else(|| call.time_out(), |(_, reply)| reply)
+    }
 }
 
-/// Polls until the result is ready. Once `bound` has passed since the first wait, it has to be, and `poll` gets `true`.
-fn within<T>(
-    bound: Duration,
-    mut poll: impl FnMut(&mut Context<'_>, bool) -> Poll<T>,
-) -> impl Future<Output = T> {
-    // Set at the first wait: a store in memory replies without a timer.
-    let mut deadline = None;
-    poll_fn(move |cx| {
-        let polled = poll(cx, false);
-        if polled.is_ready() {
-            return polled;
-        }
-        let deadline = deadline.get_or_insert_with(|| {
-            // Polled even if the call has used up the task's budget.
-            Box::pin(unconstrained(tokio::time::sleep(bound)))
-        });
-        if deadline.as_mut().poll(cx).is_ready() { poll(cx, true) } else { Poll::Pending }
-    })
+/// Returns `None` after `bound`, which begins with the first wait: a store in memory replies without a timer.
+async fn within<F: Future + Unpin>(bound: Duration, mut future: F) -> Option<F::Output> {
+    if let Poll::Ready(output) = poll!(&mut future) {
+        return Some(output);
+    }
+    Box::pin(timeout(bound, future)).await.ok()
 }
 
 /// A call that is measured. If it panics, it fails with [`StoreErrorKind::Unavailable`].

@@ -8,9 +8,7 @@ use std::time::Duration;
 use super::arrival::Doubt;
 use super::call::{self, Calls};
 use super::contract::Permanent;
-use super::resolve::{
-    Answered, Reply, Resolution, error, first_identity, resolve, tell_of_no_other,
-};
+use super::resolve::{Answered, Reply, Resolution, error, first_identity, is_first, resolve};
 use super::retry::{RetryJob, Write};
 use super::shared::Shared;
 use crate::adapter::contract::{ClaimReply, Seen};
@@ -65,9 +63,12 @@ impl<'l> Claims<'l> {
                 let (new, held) = (take(&mut self.events), take(&mut self.asked));
                 return Ok(Resolution { new, held, attempt, takeover, ..Default::default() });
             }
-            let (events, mut replies) = (take(&mut self.events), first.into_iter());
-            let first = events.into_iter().map(|event| Answered::first(event, replies.next()));
-            let mut answered: Vec<_> = first.collect();
+            let mut replies = first.into_iter();
+            // A missing reply claims nothing.
+            let mut reply = || replies.next().unwrap_or(Ok(ClaimReply::InFlight));
+            let events = take(&mut self.events).into_iter();
+            let mut answered: Vec<_> =
+                events.map(|event| Answered::first(event, reply())).collect();
             // Boxed, as is the release, because most events have one identity.
             if answered.iter().any(Answered::leads_to_key) {
                 Box::pin(self.claim_keys(&mut answered)).await;
@@ -114,6 +115,10 @@ impl<'l> Claims<'l> {
                 let seen = Seen::new(Duration::ZERO).with_stored(Arc::new(stored));
                 replies.insert(at, Ok(ClaimReply::Duplicate(seen)));
             }
+            if replies.iter().flatten().any(|reply| !is_first(reply)) {
+                // Of another delivery. None of these events runs unprotected.
+                self.calls.terms.note_duplicate();
+            }
             replies
         }
     }
@@ -124,7 +129,7 @@ impl<'l> Claims<'l> {
         (self.held, self.asked) = (take(&mut resolution.release), List::new());
         let failed = error(&answered).filter(|_| resolution.new.is_empty());
         let Some(error) = failed else { return Ok(resolution) };
-        if !(tell_of_no_other(&answered) && self.calls.fails_open(&error)) {
+        if !self.calls.fails_open(&error) {
             return Err(error);
         }
         self.held.clear();

@@ -18,8 +18,7 @@ use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::task::AbortOnDropHandle;
 
-use super::call;
-use super::held::{COMMITTED, ENDED, Held, HeldLease};
+use super::held::{COMMITTED, ENDED, Held, HeldLease, with_reply};
 use crate::adapter::contract::RenewReply;
 
 /// A sweeper that ended with each last delivery would start again with the next one, and a start makes
@@ -144,14 +143,12 @@ async fn renew(lease: Arc<HeldLease>, mut due: Instant) {
     loop {
         sleep_until(due).await;
         due = self::due(held, Instant::now());
-        let replies = call::all(held.calls.renew(&held.keys).await).ok();
-        let has = |reply| replies.as_ref().is_some_and(|replies| replies.contains(&reply));
-        if has(RenewReply::Lost) && !held.is(ENDED) && !is_completed(held).await {
-            let replies = held.keys.iter().zip(replies.iter().flatten());
-            let lost = replies.filter(|(_, reply)| **reply == RenewReply::Lost);
-            lease.report_lost(lost.map(|(key, _)| key));
+        let replies = held.calls.renew(&held.keys).await;
+        let mut lost = with_reply(&held.keys, &replies, RenewReply::Lost).peekable();
+        if lost.peek().is_some() && !held.is(ENDED) && !is_completed(held).await {
+            lease.report_lost(lost);
         }
-        if replies.is_none() || has(RenewReply::Locked) {
+        if replies.iter().any(|reply| matches!(reply, Err(_) | Ok(RenewReply::Locked))) {
             due = Instant::now() + clamped(held.calls.terms.lease() / 12);
         }
     }

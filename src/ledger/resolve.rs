@@ -59,31 +59,33 @@ pub(super) fn first_identity(event: &Event) -> &DedupKey {
     event.second_identity().unwrap_or(event.key())
 }
 
-/// An event with the replies for its identities. A missing reply claims nothing.
+/// An event with the replies that decide about it.
 #[derive(Debug)]
 pub(super) struct Answered {
     pub(super) event: Event,
+    /// `None` if the key is not claimed.
     pub(super) key: Option<Reply>,
-    /// For the second identity.
-    pub(super) second: Option<Reply>,
+    /// For the second identity. `None` if there is none, or if it leaves the decision to the key: rule 2.
+    second: Option<Reply>,
 }
 
 impl Answered {
     /// Takes the reply for the identity that is claimed first.
-    pub(super) fn first(event: Event, reply: Option<Reply>) -> Self {
-        match event.second_identity() {
-            Some(_) => Self { event, key: None, second: reply },
-            None => Self { event, key: reply, second: None },
-        }
+    pub(super) fn first(event: Event, reply: Reply) -> Self {
+        let (key, second) = match &reply {
+            _ if event.second_identity().is_none() => (Some(reply), None),
+            Ok(ClaimReply::Duplicate(seen)) if named_key(seen) == Some(event.key().sha256()) => {
+                (None, None)
+            }
+            _ => (None, Some(reply)),
+        };
+        Self { event, key, second }
     }
 
     /// Returns `true` if the key is claimed after the second identity: rule 2.
     pub(super) fn leads_to_key(&self) -> bool {
-        match &self.second {
-            Some(Ok(ClaimReply::Duplicate(seen))) => is_complete_for(self.event.key(), seen),
-            Some(Ok(reply)) => is_first(reply),
-            _ => false,
-        }
+        let second = self.second.as_ref();
+        self.key.is_none() && second.is_none_or(|reply| reply.as_ref().is_ok_and(is_first))
     }
 
     fn replies(&self) -> impl Iterator<Item = (&DedupKey, &Reply)> {
@@ -97,12 +99,6 @@ impl Answered {
     }
 }
 
-/// Returns `true` if no reply tells of another delivery.
-pub(super) fn tell_of_no_other(answered: &[Answered]) -> bool {
-    let mut replies = answered.iter().flat_map(Answered::replies);
-    replies.all(|(_, reply)| reply.as_ref().map_or(true, is_first))
-}
-
 /// Returns the error of a claim. Unreadable data may belong to a duplicate, so such an error comes first: it
 /// decides whether a handler runs.
 pub(super) fn error(answered: &[Answered]) -> Option<StoreError> {
@@ -111,7 +107,7 @@ pub(super) fn error(answered: &[Answered]) -> Option<StoreError> {
     errors.min_by_key(|error| error.kind() != StoreErrorKind::Corrupt).cloned()
 }
 
-fn is_first(reply: &ClaimReply) -> bool {
+pub(super) fn is_first(reply: &ClaimReply) -> bool {
     matches!(reply, ClaimReply::First { .. })
 }
 
@@ -119,11 +115,7 @@ fn may_be_held(reply: &Reply) -> bool {
     reply.as_ref().map_or_else(StoreError::is_unknown, is_first)
 }
 
-/// Returns `true` if a second identity is complete for this very key.
-fn is_complete_for(key: &DedupKey, second: &Seen) -> bool {
-    named_key(second) == Some(key.sha256())
-}
-
+/// Returns the SHA-256 of the key for which a second identity is complete.
 fn named_key(second: &Seen) -> Option<[u8; 32]> {
     second.stored.as_ref()?.payload_sha256
 }
@@ -159,32 +151,25 @@ impl Resolution {
     /// Notes the replies for an event.
     fn add(&mut self, answered: &Answered, terms: &CallTerms) {
         use ClaimReply::{Duplicate, First};
-        let Answered { event, key, second } = answered;
-        let deciding = match second {
-            // Rule 2.
-            Some(Ok(Duplicate(seen))) if is_complete_for(event.key(), seen) => &None,
-            second => second,
-        };
-        let is_new =
-            matches!((key, deciding), (Some(Ok(First { .. })), None | Some(Ok(First { .. }))));
-        match (key, deciding) {
-            _ if is_new => self.new.push(event.clone()),
+        let event = &answered.event;
+        match (&answered.key, &answered.second) {
+            (Some(Ok(First { .. })), None | Some(Ok(First { .. }))) => {
+                self.new.push(event.clone());
+                for (identity, reply) in answered.replies() {
+                    let Ok(First { attempt, takeover }) = reply else { continue };
+                    self.held.push(identity.clone());
+                    self.attempt = self.attempt.max(*attempt);
+                    self.takeover |= takeover;
+                }
+                return;
+            }
             (Some(Ok(Duplicate(seen))), _) => self.add_duplicate(event, event.key(), seen, terms),
             (_, Some(Ok(Duplicate(seen)))) => {
                 self.add_duplicate(event, first_identity(event), seen, terms);
             }
             _ => self.in_flight = true,
         }
-        if !is_new {
-            return self.release.extend(answered.may_be_held().cloned());
-        }
-        for (identity, reply) in answered.replies() {
-            if let Ok(First { attempt, takeover }) = reply {
-                self.held.push(identity.clone());
-                self.attempt = self.attempt.max(*attempt);
-                self.takeover |= takeover;
-            }
-        }
+        self.release.extend(answered.may_be_held().cloned());
     }
 
     /// Returns when the first event was seen, if every event is complete.
@@ -287,7 +272,7 @@ mod tests {
         let are_asked: Vec<_> = events.iter().map(|event| first_identity(event).id()).collect();
         assert_eq!(are_asked, first.each_ref().map(|(id, _)| *id));
         let first = events.into_iter().zip(first);
-        let first = first.map(|(event, (_, reply))| Answered::first(event, Some(Ok(reply))));
+        let first = first.map(|(event, (_, reply))| Answered::first(event, Ok(reply)));
         let mut answered: Vec<_> = first.collect();
         let are_later = answered.iter().map(Answered::leads_to_key).collect::<Vec<_>>();
         assert_eq!(are_later, [true, false, false, true, false, false]);
@@ -311,22 +296,23 @@ mod tests {
     /// An event that does not run: whether it is in flight or a duplicate, and what is released.
     #[test]
     fn event_without_both_identities_does_not_run_and_holds_nothing() {
-        let in_flight = || Some(ClaimReply::InFlight);
+        use ClaimReply::InFlight;
         for (second, key, is_in_flight, release) in [
-            (Some(FIRST), Some(DUPLICATE), false, "s"),
-            (Some(FIRST), in_flight(), true, "s"),
-            // The reply is missing.
-            (Some(FIRST), None, true, "s"),
-            (None, None, true, ""),
+            (FIRST, Some(DUPLICATE), false, "s"),
+            (FIRST, Some(InFlight), true, "s"),
+            // The key was not claimed.
+            (FIRST, None, true, "s"),
+            (InFlight, None, true, ""),
             // The row of the second identity belongs to another claim.
-            (Some(complete_for("a")), Some(DUPLICATE), false, ""),
-            (Some(complete_for("a")), in_flight(), true, ""),
+            (complete_for("a"), Some(DUPLICATE), false, ""),
+            (complete_for("a"), Some(InFlight), true, ""),
             // Both were claimed at once.
-            (Some(DUPLICATE), Some(FIRST), false, "a"),
-            (in_flight(), Some(FIRST), true, "a"),
+            (DUPLICATE, Some(FIRST), false, "a"),
+            (InFlight, Some(FIRST), true, "a"),
         ] {
-            let (key, second) = (key.map(Ok), second.map(Ok));
-            let answered = [Answered { event: event("a+s"), key, second }];
+            let mut answered = Answered::first(event("a+s"), Ok(second));
+            answered.key = key.map(Ok);
+            let answered = [answered];
             let resolution = resolve(&answered, &terms());
             assert!(resolution.new.is_empty() && resolution.held.is_empty());
             let found = (resolution.in_flight, resolution.duplicate.is_none());
@@ -340,7 +326,7 @@ mod tests {
     fn payload_and_response_are_those_of_the_key() {
         let response = StoredResponse::new(Default::default(), Default::default(), "a".into());
         let reply = complete(Some([1; 32]), Some(Arc::new(response)));
-        let answered = [Answered::first(event("a"), Some(Ok(reply)))];
+        let answered = [Answered::first(event("a"), Ok(reply))];
         let terms = terms().with_payloads([(key("a"), [2; 32])]);
         for fetch in [Fetch::Nothing, Fetch::Digest, Fetch::DigestAndResponse] {
             let terms = terms.clone().with_fetch(fetch);

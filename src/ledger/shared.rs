@@ -1,17 +1,14 @@
 //! [`Shared`]: what the deliveries of one ledger share.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::call::Calls;
 use super::contract::Permanent;
 use super::pending::Pending;
 use super::renewal::Renewals;
 use super::retry::Background;
-use super::times::Times;
-use crate::adapter::contract::{Abilities, CallTerms, DedupAdapter, Token};
+use crate::adapter::contract::{Abilities, CallTerms, DedupAdapter};
 
 pub(super) struct Shared {
     pub(super) permanent: Permanent,
@@ -40,22 +37,5 @@ impl Shared {
             releasing: Arc::default(),
             background: Background::new(permanent),
         }
-    }
-
-    /// Makes the calls of one delivery under these times, with a token of its own. `after` is the bound on what follows
-    /// the handler before the commit.
-    pub(super) fn calls(&self, times: &Times, after: Duration) -> Calls {
-        let Times { retention, lease, store_timeout: bound, handler_timeout } = *times;
-        let mut terms = match self.permanent {
-            Permanent::OnArrival => CallTerms::on_claim(Token::random(), retention),
-            Permanent::Lease | Permanent::Transactional => {
-                CallTerms::on_completion(Token::random(), retention, lease)
-            }
-        };
-        let most = |handler: Duration| handler.saturating_add(after).saturating_add(bound);
-        // No honest handler is ended by it. The setting of Postgres has 31 bits.
-        let ms = |handler| i32::try_from(most(handler).as_millis()).unwrap_or(i32::MAX);
-        terms.handler_bound_ms = handler_timeout.map_or(0, ms);
-        Calls { adapter: Arc::clone(&self.adapter), terms, bound }
     }
 }
