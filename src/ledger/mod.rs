@@ -14,7 +14,7 @@
 //!    completion continues in the background. *On arrival*: no call follows the handler.
 //!    *Transactional*: as under a lease, once the handler has committed; a read of another driver's completion that
 //!    fails is 503.
-//! 5. A claim that is dropped before [`Claim::settle`]: *lease, transactional*: its keys are released.
+//! 5. A claim that is dropped before it is settled: *lease, transactional*: its keys are released.
 //!    *On arrival*: the key stays complete.
 //! 6. The events of a delivery complete or are released together.
 //! 7. A completion that is dropped: *lease*: it continues. *Transactional*: the handler's COMMIT has decided.
