@@ -18,11 +18,11 @@ use crate::error::{ConfigError, StoreError, StoreErrorKind};
 use crate::key::Event;
 use crate::layer::OnUnavailable;
 use crate::ledger::{
-    AnyLedger, Begin, BeginContext, FailOpen, HandlerSuccess, Lease, Ledger, OnArrival,
+    AnyLedger, Begin, Calls, FailOpen, HandlerSuccess, Lease, Ledger, OnArrival,
     TRANSACTIONAL_LEASE, Times, Transactional,
 };
 use crate::observe::{MetersByNamespace, Outcome, RunReport};
-use crate::run::{Called, Waiters, call, run};
+use crate::run::{Called, Waiters, call};
 
 /// Runs a handler for an event, unless the event is a duplicate or in flight.
 ///
@@ -276,13 +276,12 @@ impl<L: Ledger> Deduplicator<L> {
         };
         report.fields.attempt = Some((delivery.attempt(), delivery.is_takeover()));
         let bound = self.settings.times.handler_timeout;
-        let handled = delivery.clone();
-        let ran = run(claim, || async move {
-            let called = call(bound, || handler(handled)).await;
-            let is_success = matches!(called, Called::Returned(Ok(_)));
-            (called, is_success.then(HandlerSuccess::default))
-        });
-        let (called, settled) = ran.await;
+        let called = call(bound, || handler(delivery)).await;
+        let is_success = matches!(called, Called::Returned(Ok(_)));
+        let settled = match claim {
+            Some(claim) => claim.settle(is_success.then(HandlerSuccess::default)).await,
+            None => Ok(None),
+        };
         self.waiters.wake(event.identities());
         // Another run has completed the event, and this one has had no effect.
         if let (Called::Returned(_), Ok(Some(seen))) = (&called, &settled) {
@@ -312,18 +311,18 @@ impl<L: Ledger> Deduplicator<L> {
 
     /// Claims the event. While it is in flight, claims it again until the wait is over.
     async fn claim(&self, event: &Event, report: &RunReport) -> Result<Begin, StoreError> {
-        let (context, wait) = (self.context(event)?, self.settings.wait);
-        let begun = self.ledger.begin(&report.keys, context.clone()).await?;
+        let (calls, wait) = (self.calls(event)?, self.settings.wait);
+        let begun = self.ledger.begin(&report.keys, calls.clone()).await?;
         if !matches!(begun, Begin::InFlight) || wait.is_zero() {
             return Ok(begun);
         }
         let Some(waiter) = self.waiters.wait_for(&report.keys) else { return Ok(begun) };
         let _waiting = report.meters.waiting();
-        let Ok(begun) = waiter.claim(&self.ledger, &context, wait, &mut ()).await;
+        let Ok(begun) = waiter.claim(&self.ledger, &calls, wait, &mut ()).await;
         begun
     }
 
-    fn context(&self, event: &Event) -> Result<BeginContext, StoreError> {
+    fn calls(&self, event: &Event) -> Result<Calls, StoreError> {
         self.check().map_err(|error| {
             StoreError::new(StoreErrorKind::Config, "running an event").with_source(error)
         })?;
@@ -334,11 +333,11 @@ impl<L: Ledger> Deduplicator<L> {
             return Err(StoreError::new(StoreErrorKind::Unsupported, "comparing a payload"));
         }
         let Settings { times, fail_open, .. } = self.settings;
-        let mut context = BeginContext::of(&times, Duration::ZERO);
-        context.terms.fetch = if payloads.is_some() { Fetch::Digest } else { Fetch::Nothing };
-        context.terms.payloads = payloads;
-        context.terms.duplicate_note = fail_open.then(Default::default);
-        Ok(context)
+        let mut calls = self.ledger.calls(&times, Duration::ZERO);
+        calls.terms.fetch = if payloads.is_some() { Fetch::Digest } else { Fetch::Nothing };
+        calls.terms.payloads = payloads;
+        calls.terms.duplicate_note = fail_open.then(Default::default);
+        Ok(calls)
     }
 }
 

@@ -4,7 +4,7 @@
 //! 2. [`Waiter::claim`](waiters::Waiter::claim): while another delivery runs the event, the delivery waits and claims
 //!    again. Of the [`Waiters`] of an event, one claims for all.
 //! 3. [`call`] calls the handler, within its bound. The caller decides whether the handler succeeded.
-//! 4. [`run`] commits the claim of a success, and rolls back any other claim.
+//! 4. [`Claim::settle`](crate::ledger::Claim::settle) completes the keys of a success, and releases any others.
 //!
 //! A layer adds its bounds and its answers. In shadow, it calls the handler under every verdict. A request
 //! without a key has nothing to claim. A [`Deduplicator`](crate::Deduplicator) has no bounds on running deliveries.
@@ -26,10 +26,6 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use tokio::time::timeout;
-
-use crate::adapter::contract::Seen;
-use crate::error::StoreError;
-use crate::ledger::{Claim, HandlerSuccess};
 
 mod waiters;
 
@@ -60,27 +56,4 @@ where
         },
     };
     returned.map_or_else(Called::Panicked, Called::Returned)
-}
-
-/// Runs the handler, then commits the claim if there is a [`HandlerSuccess`], and otherwise rolls it back.
-/// Returns the handler's output, and the result of the settling: after a completion that was refused because another
-/// delivery has completed the events, when these were seen.
-#[expect(clippy::manual_async_fn, reason = "an `async fn` stores its arguments twice")]
-pub(crate) fn run<F, T>(
-    claim: Option<Claim>,
-    handler: impl FnOnce() -> F,
-) -> impl Future<Output = (T, Result<Option<Seen>, StoreError>)>
-where
-    F: Future<Output = (T, Option<HandlerSuccess>)>,
-{
-    async move {
-        let (output, success) = handler().await;
-        let Some(claim) = claim else { return (output, Ok(None)) };
-        let settled = match success {
-            Some(success) => claim.commit(&success).await,
-            // Boxed, because most deliveries succeed and their future stays small.
-            None => Box::pin(claim.rollback()).await,
-        };
-        (output, settled)
-    }
 }

@@ -46,7 +46,7 @@ impl fmt::Debug for Token {
 pub struct CallTerms {
     pub(crate) token: Token,
     retention: Duration,
-    pub(crate) permanence: Permanence,
+    permanence: Permanence,
     pub(crate) fetch: Fetch,
     pub(crate) payloads: Option<Payloads>,
     pub(crate) event_types: Option<EventTypes>,

@@ -12,7 +12,7 @@ use crate::adapter::Payloads;
 use crate::adapter::contract::Fetch;
 use crate::error::{ConfigError, ConfigErrorKind, NOT_ZERO, check};
 use crate::key::{KeyExtractor, KeyPart};
-use crate::ledger::{BeginContext, Times};
+use crate::ledger::{AnyLedger, Calls, Times};
 use crate::observe::{DedupAnswer, Meters};
 
 /// The answer to a duplicate whose response is not stored, as that of a layer without [`Replay`].
@@ -146,12 +146,13 @@ impl Config {
             || (method == Method::HEAD && self.methods.contains(&Method::GET))
     }
 
-    /// Returns the terms for one `begin`, with a token of its own.
-    pub(super) fn begin_context(
+    /// Makes the calls of one delivery, with a token of its own.
+    pub(super) fn calls(
         &self,
+        ledger: &AnyLedger,
         payloads: Option<&Payloads>,
         in_shadow: bool,
-    ) -> BeginContext {
+    ) -> Calls {
         let fetch = match (&self.replay, &self.compare_payload) {
             // In shadow, an unreadable response must not hide the verdict.
             (Some(_), _) if !in_shadow => Fetch::DigestAndResponse,
@@ -160,11 +161,11 @@ impl Config {
         };
         // A response to be stored is read after the handler has returned.
         let after = if self.replay.is_some() { self.body_timeout } else { Duration::ZERO };
-        let mut context = BeginContext::of(&self.times, after);
-        (context.terms.fetch, context.terms.payloads) = (fetch, payloads.cloned());
+        let mut calls = ledger.calls(&self.times, after);
+        (calls.terms.fetch, calls.terms.payloads) = (fetch, payloads.cloned());
         if self.on_unavailable == OnUnavailable::FailOpen {
-            context.terms.duplicate_note = Some(Default::default());
+            calls.terms.duplicate_note = Some(Default::default());
         }
-        context
+        calls
     }
 }

@@ -52,7 +52,7 @@ use crate::error::{StoreError, StoreErrorKind};
 use crate::key::{DedupKey, Event, Keys, hex, sha256};
 use crate::ledger::{AnyLedger, Begin, Claim, HandlerSuccess, RunsWithoutKey};
 use crate::observe::{self, DedupAnswer, Outcome, Report, ShadowFields};
-use crate::run::{Admission, Called, call, run};
+use crate::run::{Admission, Called, call};
 
 /// How the layer treats the verdict on a delivery.
 #[derive(Clone, Copy)]
@@ -181,8 +181,7 @@ where
         }
         // Each step writes the ending here. As an output it would be moved four times.
         let mut ended: Ended<_, _> = (Outcome::Panicked, Err(Box::new(())));
-        let (this, held, to) = (&mut *self, delivery.as_ref(), &mut ended);
-        let ((), settled) = run(claim, move || this.handle(held, to)).await;
+        let settled = self.handle(claim, delivery.as_ref(), &mut ended).await;
         if let Some(delivery) = &delivery {
             let identities = delivery.events().iter().flat_map(Event::identities);
             self.layer.gate.waiters.wake(identities);
@@ -196,8 +195,8 @@ where
     async fn claim(&mut self) -> Waited<ResBody, S::Error> {
         let DedupLayer { ledger, config, .. } = &*self.layer;
         let in_shadow = matches!(self.judged, Judged::InShadow(_));
-        let context = config.begin_context(self.payloads.as_ref(), in_shadow);
-        let begun = ledger.begin(&self.keys, context).await;
+        let calls = config.calls(ledger, self.payloads.as_ref(), in_shadow);
+        let begun = ledger.begin(&self.keys, calls).await;
         match (&begun, self.judged, self.layer.config.on_in_flight) {
             // Boxed, because most deliveries do not wait and their future stays small.
             (Ok(Begin::InFlight), Judged::Enforced, OnInFlight::Wait(bound)) => {
@@ -221,8 +220,8 @@ where
             return Err(Box::new((Outcome::Overloaded, answer)));
         };
         let _waiting = config.meters.waiting();
-        let context = config.begin_context(payloads.as_ref(), false);
-        let begun = waiter.claim(ledger, &context, bound, &mut admission).await;
+        let calls = config.calls(ledger, payloads.as_ref(), false);
+        let begun = waiter.claim(ledger, &calls, bound, &mut admission).await;
         begun.map_err(|reason| match reason {
             NotAdmitted::Full => Box::new(own(Outcome::Overloaded, config)),
             NotAdmitted::Inner(error) => Box::new((Outcome::Failed, Ok(Err(error)))),
@@ -310,12 +309,13 @@ where
         hex(&compared().unwrap_or_else(|| sha256(&self.body))[..8])
     }
 
-    /// Calls the inner service, judges its response, and writes the ending to `ended`.
+    /// Calls the inner service, judges its response, writes the ending to `ended`, and settles the claim.
     fn handle<'r>(
         &'r mut self,
+        claim: Option<Claim>,
         delivery: Option<&Delivery>,
         ended: &'r mut Ended<ResBody, S::Error>,
-    ) -> impl Future<Output = ((), Option<HandlerSuccess>)> + use<'r, S, L, B, ResBody> {
+    ) -> impl Future<Output = Result<Option<Seen>, StoreError>> + use<'r, S, L, B, ResBody> {
         let Self { inner, head, body, keys, judged, .. } = self;
         let (config, report, judged) = (&self.layer.config, &mut self.report, *judged);
         let is_head = head.method == Method::HEAD;
@@ -338,7 +338,10 @@ where
                 (Outcome::Completed, ..) => Some(HandlerSuccess::default()),
                 _ => None,
             };
-            ((), success)
+            match claim {
+                Some(claim) => claim.settle(success).await,
+                None => Ok(None),
+            }
         }
     }
 

@@ -8,9 +8,9 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 
-use super::call;
+use super::call::{self, Calls};
 use super::claims::Claims;
-use super::contract::{BeginContext, Ledger, Permanent};
+use super::contract::{Ledger, Permanent};
 use super::held::Held;
 use super::lease::Claim;
 use super::renewal::RenewalGuard;
@@ -18,7 +18,7 @@ use super::resolve::{Resolution, distinct, identities};
 use super::retry::Write;
 use super::shared::Shared;
 use super::times::Times;
-use crate::adapter::contract::{DedupAdapter, Seen};
+use crate::adapter::contract::{CallTerms, DedupAdapter, Seen, Token};
 use crate::delivery::{Delivery, Inner, Verdict};
 use crate::error::{ConfigError, ConfigErrorKind, StoreError, StoreErrorKind, check};
 use crate::key::{Event, Keys, List};
@@ -63,22 +63,40 @@ impl AnyLedger {
         &*self.0.adapter
     }
 
+    /// Makes the calls of one delivery under these times. `after` is the bound on what follows the handler before the
+    /// commit.
+    pub(crate) fn calls(&self, times: &Times, after: Duration) -> Calls {
+        let Times { retention, lease, store_timeout: bound, handler_timeout } = *times;
+        let mut terms = match self.0.permanent {
+            Permanent::OnArrival => CallTerms::on_claim(Token::random(), retention),
+            Permanent::Lease | Permanent::Transactional => {
+                CallTerms::on_completion(Token::random(), retention, lease)
+            }
+        };
+        let most = |handler: Duration| handler.saturating_add(after).saturating_add(bound);
+        // No honest handler is ended by it. The setting of Postgres has 31 bits.
+        let ms = |handler| i32::try_from(most(handler).as_millis()).unwrap_or(i32::MAX);
+        terms.handler_bound_ms = handler_timeout.map_or(0, ms);
+        Calls { adapter: Arc::clone(&self.0.adapter), terms, bound }
+    }
+
     /// Begins a delivery of these keys. Without a key, it returns [`Begin::WithoutKey`], and asks no store.
     ///
     /// If the future is dropped, the keys that it may have claimed are released in the background.
     ///
     /// # Errors
     ///
-    /// The store did not reply, and the context does not fail open. The keys that the call may have
+    /// The store did not reply, and the calls do not fail open. The keys that the call may have
     /// claimed are released in the background.
     pub(crate) fn begin(
         &self,
         keys: &Keys,
-        context: BeginContext,
+        calls: Calls,
     ) -> impl Future<Output = Result<Begin, StoreError>> + Send {
         let (shared, events, claimed_at) = (&*self.0, distinct(keys), Instant::now());
         // Outside of the future, which would store what they are made of beside them.
-        let mut claims = Claims::new(shared, shared.calls(context, &events), events, List::new());
+        let calls = calls.with_events(&events, shared.abilities);
+        let mut claims = Claims::new(shared, calls, events, List::new());
         async move {
             if keys.is_empty() {
                 return Ok(Begin::WithoutKey);
@@ -150,12 +168,12 @@ impl AnyLedger {
         if self.0.permanent == Permanent::OnArrival {
             return Ok(());
         }
-        let mut context = BeginContext::of(times, Duration::ZERO);
+        let mut calls = self.calls(times, Duration::ZERO);
         let itself = |event: &Event| (event.key().clone(), event.key().sha256());
         if self.stores_data() {
-            context.terms = context.terms.with_payloads(keys.events().iter().map(itself));
+            calls.terms = calls.terms.with_payloads(keys.events().iter().map(itself));
         }
-        let calls = self.0.calls(context, keys.events());
+        let calls = calls.with_events(keys.events(), self.0.abilities);
         call::all(calls.complete(&identities(keys.events())).await).map(drop)
     }
 
@@ -172,8 +190,7 @@ impl AnyLedger {
             return Delivery::unenforced(events, verdict, claim, ());
         }
         // It holds nothing: its transaction is the handler's alone.
-        let nothing = BeginContext::new(Duration::ZERO, Duration::ZERO, Duration::ZERO);
-        let held = Held::new(List::new(), self.0.calls(nothing, &[]));
+        let held = Held::new(List::new(), self.calls(&Times::default(), Duration::ZERO));
         Delivery::unenforced(events, verdict, claim, held)
     }
 

@@ -1,22 +1,23 @@
 //! [`Calls`]: the calls to a store. Each is bounded and measured.
 
-use std::future::{Future, poll_fn};
+use std::future::Future;
 use std::panic::{AssertUnwindSafe, RefUnwindSafe, UnwindSafe, catch_unwind};
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use futures_util::stream::FuturesUnordered;
-use futures_util::{FutureExt, StreamExt};
+use futures_util::{StreamExt, poll};
 use tokio::task::coop::unconstrained;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use crate::adapter::contract::{
-    CallTerms, ClaimReply, CompleteReply, DedupAdapter, RenewReply, StoreFuture,
+    Abilities, CallTerms, ClaimReply, CompleteReply, DedupAdapter, Fetch, RenewReply, StoreFuture,
+    Token,
 };
 use crate::error::{StoreError, StoreErrorKind};
-use crate::key::{DedupKey, List};
+use crate::key::{DedupKey, Event, List};
 use crate::observe::StoreSpan;
 
 /// The name of a call in metrics and spans, and the beginning of its error text. One pointer, because
@@ -25,9 +26,11 @@ type Operation = &'static [&'static str; 2];
 
 /// The calls of one delivery: to which store, on which terms, within which bound.
 #[derive(Clone)]
-pub(super) struct Calls {
+pub(crate) struct Calls {
     pub(super) adapter: Arc<dyn DedupAdapter>,
-    pub(super) terms: CallTerms,
+    /// The token exists before the first call, so that an unknown outcome can be released. With a duplicate note, the
+    /// handler runs if the store does not reply.
+    pub(crate) terms: CallTerms,
     /// The bound on one call.
     pub(super) bound: Duration,
 }
@@ -35,6 +38,72 @@ pub(super) struct Calls {
 // A panic of a handler leaves nothing half done in an adapter.
 impl UnwindSafe for Calls {}
 impl RefUnwindSafe for Calls {}
+
+impl Calls {
+    pub(crate) const fn is_open(&self) -> bool {
+        self.terms.duplicate_note.is_some()
+    }
+
+    /// Returns these calls for another claim, which does not fail open. It has a token of its own, because
+    /// the claim before it may still be released in the background.
+    pub(crate) fn again(&self) -> Self {
+        let mut again = self.clone();
+        (again.terms.token, again.terms.duplicate_note) = (Token::random(), None);
+        again
+    }
+
+    /// Adds to the terms what a store of these abilities holds with these events.
+    ///
+    /// The response to a multi-event delivery answered for other events too, so it is not replayed.
+    pub(super) fn with_events(mut self, events: &[Event], abilities: Abilities) -> Self {
+        let terms = &mut self.terms;
+        let keys = if abilities.stored_data { digests(events) } else { Vec::new() };
+        terms.fetch = match terms.fetch {
+            Fetch::DigestAndResponse if events.len() != 1 => Fetch::Digest,
+            Fetch::Nothing if !keys.is_empty() => Fetch::Digest,
+            fetch => fetch,
+        };
+        if abilities.inspection {
+            let mut types = Vec::new();
+            for event in events {
+                let Some(event_type) = event.shared_event_type() else { continue };
+                types.extend(event.identities().map(|key| (key.clone(), Arc::clone(event_type))));
+            }
+            types.sort_unstable();
+            terms.event_types = (!types.is_empty()).then(|| types.into());
+        }
+        if !keys.is_empty() {
+            // The first digest of a key counts: a compared payload before a content.
+            let payloads = terms.payloads.take().unwrap_or_default();
+            self.terms = self.terms.with_payloads(payloads.iter().cloned().chain(keys));
+        }
+        self
+    }
+
+    /// Returns `true` if the handler runs unprotected after this error of a claim.
+    ///
+    /// [`StoreErrorKind::Corrupt`] never fails open: the unreadable data may belong to a duplicate. Nor does
+    /// an error after a reply that tells of another delivery, or after the store has found a duplicate, when only the
+    /// read of its response failed.
+    pub(super) fn fails_open(&self, error: &StoreError) -> bool {
+        let note = self.terms.duplicate_note.as_ref();
+        note.is_some_and(|note| note.get().is_none()) && error.kind() != StoreErrorKind::Corrupt
+    }
+}
+
+/// Returns the digests that the store holds with the identities of these events: with a second identity the SHA-256
+/// of its event's key, and with a key that of its event's content, if that is the second identity.
+fn digests(events: &[Event]) -> Vec<(DedupKey, [u8; 32])> {
+    let mut digests = Vec::new();
+    for event in events {
+        let Some(second) = event.second_identity() else { continue };
+        digests.push((second.clone(), event.key().sha256()));
+        if let Some(content) = event.content_sha256() {
+            digests.push((event.key().clone(), content));
+        }
+    }
+    digests
+}
 
 /// Generates, for each method of the adapter, a call for each of several keys: the replies are in the
 /// order of the keys.
@@ -77,15 +146,14 @@ async fn each<'k, T>(
         let begin = |at: &usize| MeasuredCall::begin(*at, operation, || call(&keys[*at]));
         let mut calls: FuturesUnordered<_> = asked.iter().map(begin).collect();
         let left = end.saturating_duration_since(Instant::now());
-        let ended = within(left, |cx, is_over| {
-            while let Poll::Ready(Some((at, reply))) = calls.poll_next_unpin(cx) {
+        let all = async {
+            while let Some((at, reply)) = calls.next().await {
                 replies[at] = Some(reply);
             }
-            let overdue = calls.iter_mut().filter(|_| is_over);
-            overdue.for_each(|call| replies[call.at] = Some(call.time_out()));
-            if is_over || calls.is_empty() { Poll::Ready(()) } else { Poll::Pending }
-        });
-        ended.await;
+        };
+        if within(left, pin!(all)).await.is_none() {
+            calls.iter_mut().for_each(|call| replies[call.at] = Some(call.time_out()));
+        }
         let is_refused = |at: &usize| {
             let error = replies[*at].as_ref().and_then(|reply| reply.as_ref().err());
             error.is_some_and(|error| error.kind() == StoreErrorKind::Overloaded)
@@ -117,31 +185,18 @@ fn bounded<'c, T: 'c>(
 ) -> impl Future<Output = Result<T, StoreError>> + Send {
     // Outside of the future, which would store `call` beside its future.
     let mut call = MeasuredCall::begin(0, operation, call);
-    within(bound, move |cx, is_over| match call.poll_unpin(cx) {
-        Poll::Ready((_, reply)) => Poll::Ready(reply),
-        Poll::Pending if is_over => Poll::Ready(call.time_out()),
-        Poll::Pending => Poll::Pending,
-    })
+    async move {
+        let ended = within(bound, &mut call).await;
+        ended.map_or_else(|| call.time_out(), |(_, reply)| reply)
+    }
 }
 
-/// Polls until the result is ready. Once `bound` has passed since the first wait, it has to be, and `poll` gets `true`.
-fn within<T>(
-    bound: Duration,
-    mut poll: impl FnMut(&mut Context<'_>, bool) -> Poll<T>,
-) -> impl Future<Output = T> {
-    // Set at the first wait: a store in memory replies without a timer.
-    let mut deadline = None;
-    poll_fn(move |cx| {
-        let polled = poll(cx, false);
-        if polled.is_ready() {
-            return polled;
-        }
-        let deadline = deadline.get_or_insert_with(|| {
-            // Polled even if the call has used up the task's budget.
-            Box::pin(unconstrained(tokio::time::sleep(bound)))
-        });
-        if deadline.as_mut().poll(cx).is_ready() { poll(cx, true) } else { Poll::Pending }
-    })
+/// Returns `None` after `bound`, which begins with the first wait: a store in memory replies without a timer.
+async fn within<F: Future + Unpin>(bound: Duration, mut future: F) -> Option<F::Output> {
+    if let Poll::Ready(output) = poll!(&mut future) {
+        return Some(output);
+    }
+    Box::pin(timeout(bound, future)).await.ok()
 }
 
 /// A call that is measured. If it panics, it fails with [`StoreErrorKind::Unavailable`].

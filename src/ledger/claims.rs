@@ -7,10 +7,8 @@ use std::time::Duration;
 
 use super::arrival::Doubt;
 use super::call::{self, Calls};
-use super::contract::{Permanent, fails_open};
-use super::resolve::{
-    Replies, Reply, Resolution, first_identity, leads_to_key, may_be_held, resolve,
-};
+use super::contract::Permanent;
+use super::resolve::{Answered, Reply, Resolution, error, first_identity, is_first, resolve};
 use super::retry::{RetryJob, Write};
 use super::shared::Shared;
 use crate::adapter::contract::{ClaimReply, Seen};
@@ -65,38 +63,34 @@ impl<'l> Claims<'l> {
                 let (new, held) = (take(&mut self.events), take(&mut self.asked));
                 return Ok(Resolution { new, held, attempt, takeover, ..Default::default() });
             }
-            let replies = Replies { first, later: Vec::new() };
-            let events = take(&mut self.events);
-            if events.iter().all(|event| event.second_identity().is_none()) {
-                return self.conclude(events, replies);
+            let mut replies = first.into_iter();
+            // A missing reply claims nothing.
+            let mut reply = || replies.next().unwrap_or(Ok(ClaimReply::InFlight));
+            let events = take(&mut self.events).into_iter();
+            let mut answered: Vec<_> =
+                events.map(|event| Answered::first(event, reply())).collect();
+            // Boxed, as is the release, because most events have one identity.
+            if answered.iter().any(Answered::leads_to_key) {
+                Box::pin(self.claim_keys(&mut answered)).await;
             }
-            // Boxed, because most events have one identity.
-            Box::pin(self.resolve_keys(events, replies)).await
+            let resolution = self.conclude(answered)?;
+            if resolution.new.is_empty() && !self.held.is_empty() {
+                // Whoever runs nothing holds nothing. A release that fails continues in the background.
+                let _ = Box::pin(self.finish()).await;
+            }
+            Ok(resolution)
         }
     }
 
-    /// Claims the keys after their second identities. Whoever runs nothing holds nothing.
-    async fn resolve_keys(
-        &mut self,
-        events: List<Event>,
-        mut replies: Replies,
-    ) -> Result<Resolution, StoreError> {
-        let first = || events.iter().zip(&replies.first);
-        let is_later = |(event, reply): &(&Event, &Reply)| leads_to_key(event, reply);
-        if first().any(|one| is_later(&one)) {
-            let held = first().filter(|(_, reply)| may_be_held(reply));
-            self.held = held.map(|(event, _)| first_identity(event).clone()).collect();
-            self.asked = first().filter(is_later).map(|(event, _)| event.key().clone()).collect();
-            let mut claimed = self.claim().await.into_iter();
-            let later = first().map(|one| is_later(&one).then(|| claimed.next()).flatten());
-            replies.later = later.collect();
+    /// Claims the keys after their second identities.
+    async fn claim_keys(&mut self, answered: &mut [Answered]) {
+        self.held = answered.iter().flat_map(Answered::may_be_held).cloned().collect();
+        let later = answered.iter().filter(|it| it.leads_to_key());
+        self.asked = later.map(|it| it.event.key().clone()).collect();
+        let mut replies = self.claim().await.into_iter();
+        for later in answered.iter_mut().filter(|it| it.leads_to_key()) {
+            later.key = replies.next();
         }
-        let resolution = self.conclude(events, replies)?;
-        if resolution.new.is_empty() && !self.held.is_empty() {
-            // A release that fails continues in the background.
-            let _ = self.finish().await;
-        }
-        Ok(resolution)
     }
 
     /// Claims the keys that are asked for, each by a call of its own. A key that is complete for this process is not
@@ -121,29 +115,26 @@ impl<'l> Claims<'l> {
                 let seen = Seen::new(Duration::ZERO).with_stored(Arc::new(stored));
                 replies.insert(at, Ok(ClaimReply::Duplicate(seen)));
             }
+            if replies.iter().flatten().any(|reply| !is_first(reply)) {
+                // Of another delivery. None of these events runs unprotected.
+                self.calls.terms.note_duplicate();
+            }
             replies
         }
     }
 
     /// Resolves the replies.
-    fn conclude(
-        &mut self,
-        events: List<Event>,
-        replies: Replies,
-    ) -> Result<Resolution, StoreError> {
-        let terms = &self.calls.terms;
-        let mut resolution = resolve(&events, &replies, terms);
+    fn conclude(&mut self, answered: Vec<Answered>) -> Result<Resolution, StoreError> {
+        let mut resolution = resolve(&answered, &self.calls.terms);
         (self.held, self.asked) = (take(&mut resolution.release), List::new());
-        let is_new = !resolution.new.is_empty();
-        let is_open = !is_new && replies.tell_of_no_other();
-        match replies.into_error() {
-            Some(error) if is_open && fails_open(terms, &error) => {
-                self.held.clear();
-                Ok(Resolution::unprotected(events, &error))
-            }
-            Some(error) if !is_new => Err(error),
-            _ => Ok(resolution),
+        let failed = error(&answered).filter(|_| resolution.new.is_empty());
+        let Some(error) = failed else { return Ok(resolution) };
+        if !self.calls.fails_open(&error) {
+            return Err(error);
         }
+        self.held.clear();
+        let events = answered.into_iter().map(|answered| answered.event).collect();
+        Ok(Resolution::unprotected(events, &error))
     }
 
     /// Releases the keys. The release continues in the background if it fails, or if this future is dropped.

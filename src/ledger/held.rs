@@ -81,16 +81,23 @@ pub(super) fn report(
     replies: &[Result<CompleteReply, StoreError>],
     lease: &HeldLease,
 ) {
-    let with = |completed| {
-        let replies = keys.iter().zip(replies);
-        let replies = replies.filter(move |(_, reply)| matches!(reply, Ok(it) if *it == completed));
-        replies.map(|(key, _)| key)
-    };
     // A delivery that ran unprotected has claimed nothing.
     if !lease.is_unprotected() {
-        with(CompleteReply::Inserted).for_each(observe::records::claim_missing);
+        let missing = with_reply(keys, replies, CompleteReply::Inserted);
+        missing.for_each(observe::records::claim_missing);
     }
-    lease.report_lost(with(CompleteReply::LeaseLost));
+    lease.report_lost(with_reply(keys, replies, CompleteReply::LeaseLost));
+}
+
+/// Returns the keys with this reply.
+pub(super) fn with_reply<'k, T: PartialEq>(
+    keys: &'k [DedupKey],
+    replies: &'k [Result<T, StoreError>],
+    reply: T,
+) -> impl Iterator<Item = &'k DedupKey> {
+    let replies = keys.iter().zip(replies);
+    let replies = replies.filter(move |(_, other)| other.as_ref().is_ok_and(|it| *it == reply));
+    replies.map(|(key, _)| key)
 }
 
 impl HeldLease {

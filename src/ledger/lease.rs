@@ -72,20 +72,26 @@ impl Claim {
         Self { shared: Arc::clone(shared), lease, renewal, left: Left::Release }
     }
 
-    /// Completes the keys of a success in one attempt, or else in the background. Returns no error then, because the
-    /// handler succeeded. Keys that the handler's transaction has completed are only given the response.
+    /// Releases the keys, unless the handler succeeded. Completes the keys of a success in one attempt, or else in the
+    /// background. Returns no error then, because the handler succeeded. Keys that the handler's transaction has
+    /// completed are only given the response.
     ///
     /// Returns when the events were seen, if another delivery has completed them.
     ///
     /// # Errors
     ///
-    /// No transaction of the handler's has completed the keys, or the store does not say. The layer answers 500 or 503.
+    /// No transaction of the handler's has completed the keys of a success, or the store does not say. The layer answers
+    /// 500 or 503. After another end of the handler, the error is for logs only.
     #[expect(clippy::manual_async_fn, reason = "an `async fn` stores its arguments twice")]
-    pub(crate) fn commit(
+    pub(crate) fn settle(
         mut self,
-        success: &HandlerSuccess,
+        success: Option<HandlerSuccess>,
     ) -> impl Future<Output = Result<Option<Seen>, StoreError>> + Send {
         async move {
+            let Some(HandlerSuccess { response }) = success else {
+                // Boxed, because most deliveries succeed and their future stays small.
+                return Box::pin(self.rollback()).await;
+            };
             let held = &self.lease.of_ledger;
             held.set(ENDED);
             let mut is_committed = held.is(COMMITTED);
@@ -102,12 +108,12 @@ impl Claim {
                         .ok_or_else(|| StoreError::new(StoreErrorKind::Transaction, context));
                 }
             }
-            if is_committed && (success.response.is_none() || held.is(STORED)) {
-                self.settle();
+            if is_committed && (response.is_none() || held.is(STORED)) {
+                self.end();
                 return Ok(None);
             }
             // Boxed, because most layers store no response.
-            let with_response = success.response.clone().map(|response| {
+            let with_response = response.map(|response| {
                 let mut calls = held.calls.clone();
                 calls.terms = calls.terms.with_response(response);
                 Box::new(calls)
@@ -118,23 +124,18 @@ impl Claim {
             let replies = calls.complete(&held.keys).await;
             report(&held.keys, &replies, &self.lease);
             if replies.iter().all(Result::is_ok) {
-                self.settle();
+                self.end();
             }
             Ok(None)
         }
     }
 
-    fn settle(&mut self) {
+    fn end(&mut self) {
         self.left = Left::Nothing;
     }
 
-    /// Releases the keys, because the handler has completed nothing. Returns when the events were seen, if another
-    /// delivery has completed them.
-    ///
-    /// # Errors
-    ///
-    /// The store did not reply. The error is for logs only, because the answer is the handler's failure.
-    pub(crate) async fn rollback(mut self) -> Result<Option<Seen>, StoreError> {
+    /// Releases the keys, because the handler has completed nothing.
+    async fn rollback(mut self) -> Result<Option<Seen>, StoreError> {
         let seen = self.completed_by_another().await;
         let released = self.release().finish().await;
         if seen.is_some() { Ok(seen) } else { released.map(|()| None) }

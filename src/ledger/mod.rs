@@ -14,10 +14,10 @@
 //!    completion continues in the background. *On arrival*: no call follows the handler.
 //!    *Transactional*: as under a lease, once the handler has committed; a read of another driver's completion that
 //!    fails is 503.
-//! 5. A claim that is dropped without `commit` or `rollback`: *lease, transactional*: it is rolled back.
+//! 5. A claim that is dropped before it is settled: *lease, transactional*: its keys are released.
 //!    *On arrival*: the key stays complete.
 //! 6. The events of a delivery complete or are released together.
-//! 7. A `commit` that is dropped: *lease*: the completion continues. *Transactional*: the handler's COMMIT has decided.
+//! 7. A completion that is dropped: *lease*: it continues. *Transactional*: the handler's COMMIT has decided.
 
 pub(crate) mod any;
 mod arrival;
@@ -35,7 +35,8 @@ mod shared;
 mod times;
 
 pub(crate) use any::{AnyLedger, Begin};
-pub(crate) use contract::{BeginContext, CanReplay, FailOpen, HandlerSuccess, RunsWithoutKey};
+pub(crate) use call::Calls;
+pub(crate) use contract::{CanReplay, FailOpen, HandlerSuccess, RunsWithoutKey};
 pub use contract::{Lease, Ledger, OnArrival, Transactional};
 pub(crate) use lease::Claim;
 pub(crate) use times::{PollDelays, TRANSACTIONAL_LEASE, Times, deadline_in, poll_delays};

@@ -18,8 +18,7 @@ use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::task::AbortOnDropHandle;
 
-use super::call;
-use super::held::{COMMITTED, ENDED, Held, HeldLease};
+use super::held::{COMMITTED, ENDED, Held, HeldLease, with_reply};
 use crate::adapter::contract::RenewReply;
 
 /// A sweeper that ended with each last delivery would start again with the next one, and a start makes
@@ -27,24 +26,19 @@ use crate::adapter::contract::RenewReply;
 const LINGER: Duration = Duration::from_millis(250);
 
 #[derive(Default)]
-pub(super) struct Renewals(Mutex<Vec<RuntimeLeases>>);
+pub(super) struct Renewals(Mutex<Leases>);
 
-/// The leases of the deliveries of one runtime.
-struct RuntimeLeases {
-    runtime: Id,
+/// The leases of the deliveries that run.
+#[derive(Default)]
+struct Leases {
     running: Slab<Running>,
-    sweeper: Option<AbortHandle>,
-}
-
-impl RuntimeLeases {
-    /// Returns `false` if there is no sweeper, or if its runtime has ended.
-    fn is_swept(&self) -> bool {
-        self.sweeper.as_ref().is_some_and(|sweeper| !sweeper.is_finished())
-    }
+    /// Those of runtimes that have ended are finished.
+    sweepers: Vec<(Id, AbortHandle)>,
 }
 
 struct Running {
     lease: Arc<HeldLease>,
+    runtime: Id,
     /// The time of the first renewal.
     due: Instant,
     /// Ends with the lease: a release must follow its last renewal.
@@ -54,7 +48,6 @@ struct Running {
 /// Ends the renewals of a lease when it is dropped.
 pub(super) struct RenewalGuard {
     renewals: Arc<Renewals>,
-    runtime: Id,
     /// Not a `usize`, so that the future of a delivery stays within 1,024 bytes.
     place: u32,
     /// The caller yields once before it runs a handler: a task was started on this thread. If the handler blocked
@@ -66,10 +59,7 @@ pub(super) struct RenewalGuard {
 
 impl Drop for RenewalGuard {
     fn drop(&mut self) {
-        let mut runtimes = self.renewals.lock();
-        let of_runtime = runtimes.iter_mut().find(|leases| leases.runtime == self.runtime);
-        let running = of_runtime.and_then(|leases| leases.running.try_remove(self.place as usize));
-        drop(runtimes);
+        let running = self.renewals.lock().running.try_remove(self.place as usize);
         // Dropped without the lock, because the drop may run other code.
         drop(running);
     }
@@ -90,33 +80,29 @@ impl Renewals {
         let has_lapsed = now - since >= lease.of_ledger.calls.terms.lease();
         let renewal = is_soon.then(|| handle.spawn(renew(Arc::clone(&lease), due)));
         let renewal = renewal.map(AbortOnDropHandle::new);
-        let mut runtimes = self.lock();
-        let known = runtimes.iter().position(|leases| leases.runtime == runtime);
-        let at = known.unwrap_or_else(|| {
-            runtimes.retain(|leases| !leases.running.is_empty() || leases.is_swept());
-            runtimes.push(RuntimeLeases { runtime, running: Slab::new(), sweeper: None });
-            runtimes.len() - 1
-        });
-        let leases = &mut runtimes[at];
-        let place = leases.running.insert(Running { lease, due, renewal });
+        let mut leases = self.lock();
+        let place = leases.running.insert(Running { lease, runtime, due, renewal });
         let place = u32::try_from(place).ok()?;
-        let starts = !leases.is_swept();
+        leases.sweepers.retain(|(_, sweeper)| !sweeper.is_finished());
+        let starts = leases.sweepers.iter().all(|(of, _)| *of != runtime);
         if starts {
-            leases.sweeper = Some(handle.spawn(sweep(Arc::clone(self), runtime)).abort_handle());
+            let sweeper = handle.spawn(sweep(Arc::clone(self), runtime));
+            leases.sweepers.push((runtime, sweeper.abort_handle()));
         }
-        drop(runtimes);
+        drop(leases);
         let (renewals, must_yield) = (Arc::clone(self), starts || is_soon);
-        Some(RenewalGuard { renewals, runtime, place, must_yield, has_lapsed })
+        Some(RenewalGuard { renewals, place, must_yield, has_lapsed })
     }
 
     /// Starts the renewals of one runtime that are due. Returns when to wake again; `None` if no delivery of it
     /// runs: the next claim starts another sweeper.
     fn start_due(&self, runtime: Id) -> Option<Instant> {
-        let mut runtimes = self.lock();
-        let at = runtimes.iter().position(|leases| leases.runtime == runtime)?;
-        if runtimes[at].running.is_empty() {
+        let Leases { running, sweepers } = &mut *self.lock();
+        let all = running.iter_mut().map(|(_, running)| running);
+        let mut own = all.filter(|running| running.runtime == runtime).peekable();
+        if own.peek().is_none() {
             // The lock is held, so that no claim comes between the check and the end.
-            runtimes.swap_remove(at);
+            sweepers.retain(|(of, _)| *of != runtime);
             return None;
         }
         let now = Instant::now();
@@ -124,7 +110,7 @@ impl Renewals {
         // A renewal ends by itself only with its runtime.
         let waiting =
             |running: &Running| running.renewal.as_ref().is_none_or(|it| it.is_finished());
-        for (_, running) in &mut runtimes[at].running {
+        for running in own {
             if !waiting(running) {
                 continue;
             }
@@ -138,7 +124,7 @@ impl Renewals {
         Some(next)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<RuntimeLeases>> {
+    fn lock(&self) -> MutexGuard<'_, Leases> {
         // No holder panics between two changes that belong together.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -157,14 +143,12 @@ async fn renew(lease: Arc<HeldLease>, mut due: Instant) {
     loop {
         sleep_until(due).await;
         due = self::due(held, Instant::now());
-        let replies = call::all(held.calls.renew(&held.keys).await).ok();
-        let has = |reply| replies.as_ref().is_some_and(|replies| replies.contains(&reply));
-        if has(RenewReply::Lost) && !held.is(ENDED) && !is_completed(held).await {
-            let replies = held.keys.iter().zip(replies.iter().flatten());
-            let lost = replies.filter(|(_, reply)| **reply == RenewReply::Lost);
-            lease.report_lost(lost.map(|(key, _)| key));
+        let replies = held.calls.renew(&held.keys).await;
+        let mut lost = with_reply(&held.keys, &replies, RenewReply::Lost).peekable();
+        if lost.peek().is_some() && !held.is(ENDED) && !is_completed(held).await {
+            lease.report_lost(lost);
         }
-        if replies.is_none() || has(RenewReply::Locked) {
+        if replies.iter().any(|reply| matches!(reply, Err(_) | Ok(RenewReply::Locked))) {
             due = Instant::now() + clamped(held.calls.terms.lease() / 12);
         }
     }

@@ -59,63 +59,63 @@ pub(super) fn first_identity(event: &Event) -> &DedupKey {
     event.second_identity().unwrap_or(event.key())
 }
 
-/// The replies for the identities of a delivery, in the order of its events.
+/// An event with the replies that decide about it.
 #[derive(Debug)]
-pub(super) struct Replies {
-    /// For the first identity of each event.
-    pub(super) first: List<Reply>,
-    /// For the keys that were claimed after their second identities.
-    pub(super) later: Vec<Option<Reply>>,
+pub(super) struct Answered {
+    pub(super) event: Event,
+    /// `None` if the key is not claimed.
+    pub(super) key: Option<Reply>,
+    /// For the second identity. `None` if there is none, or if it leaves the decision to the key: rule 2.
+    second: Option<Reply>,
 }
 
-impl Replies {
-    /// Returns the replies for the key and for the second identity of an event.
-    fn of(&self, at: usize, event: &Event) -> [Option<&Reply>; 2] {
-        let first = self.first.get(at);
-        match event.second_identity() {
-            Some(_) => [self.later.get(at).and_then(Option::as_ref), first],
-            None => [first, None],
-        }
+impl Answered {
+    /// Takes the reply for the identity that is claimed first.
+    pub(super) fn first(event: Event, reply: Reply) -> Self {
+        let (key, second) = match &reply {
+            _ if event.second_identity().is_none() => (Some(reply), None),
+            Ok(ClaimReply::Duplicate(seen)) if named_key(seen) == Some(event.key().sha256()) => {
+                (None, None)
+            }
+            _ => (None, Some(reply)),
+        };
+        Self { event, key, second }
     }
 
-    /// Returns `true` if no reply tells of another delivery.
-    pub(super) fn tell_of_no_other(&self) -> bool {
-        let mut replies = self.first.iter().chain(self.later.iter().flatten());
-        replies.all(|reply| reply.as_ref().map_or(true, is_first))
+    /// Returns `true` if the key is claimed after the second identity: rule 2.
+    pub(super) fn leads_to_key(&self) -> bool {
+        let second = self.second.as_ref();
+        self.key.is_none() && second.is_none_or(|reply| reply.as_ref().is_ok_and(is_first))
     }
 
-    /// Returns the error of a claim. Unreadable data may belong to a duplicate, so such an error comes first: it
-    /// decides whether a handler runs.
-    pub(super) fn into_error(self) -> Option<StoreError> {
-        let replies = self.first.into_iter().chain(self.later.into_iter().flatten());
-        let errors = replies.filter_map(Result::err);
-        errors.min_by_key(|error| error.kind() != StoreErrorKind::Corrupt)
+    fn replies(&self) -> impl Iterator<Item = (&DedupKey, &Reply)> {
+        let identities = self.event.identities().zip([&self.key, &self.second]);
+        identities.filter_map(|(identity, reply)| Some((identity, reply.as_ref()?)))
+    }
+
+    /// Returns the identities that were claimed, or whose claims have an unknown outcome.
+    pub(super) fn may_be_held(&self) -> impl Iterator<Item = &DedupKey> {
+        self.replies().filter(|(_, reply)| may_be_held(reply)).map(|(identity, _)| identity)
     }
 }
 
-/// Returns `true` if the key of an event is claimed after this reply for its second identity: rule 2.
-pub(super) fn leads_to_key(event: &Event, second: &Reply) -> bool {
-    event.second_identity().is_some()
-        && match second {
-            Ok(ClaimReply::Duplicate(seen)) => is_complete_for(event.key(), seen),
-            second => second.as_ref().is_ok_and(is_first),
-        }
+/// Returns the error of a claim. Unreadable data may belong to a duplicate, so such an error comes first: it
+/// decides whether a handler runs.
+pub(super) fn error(answered: &[Answered]) -> Option<StoreError> {
+    let replies = answered.iter().flat_map(Answered::replies);
+    let errors = replies.filter_map(|(_, reply)| reply.as_ref().err());
+    errors.min_by_key(|error| error.kind() != StoreErrorKind::Corrupt).cloned()
 }
 
-fn is_first(reply: &ClaimReply) -> bool {
+pub(super) fn is_first(reply: &ClaimReply) -> bool {
     matches!(reply, ClaimReply::First { .. })
 }
 
-/// Returns `true` if the key was claimed, or its claim has an unknown outcome.
-pub(super) fn may_be_held(reply: &Reply) -> bool {
+fn may_be_held(reply: &Reply) -> bool {
     reply.as_ref().map_or_else(StoreError::is_unknown, is_first)
 }
 
-/// Returns `true` if a second identity is complete for this very key.
-fn is_complete_for(key: &DedupKey, second: &Seen) -> bool {
-    named_key(second) == Some(key.sha256())
-}
-
+/// Returns the SHA-256 of the key for which a second identity is complete.
 fn named_key(second: &Seen) -> Option<[u8; 32]> {
     second.stored.as_ref()?.payload_sha256
 }
@@ -149,36 +149,27 @@ impl Resolution {
     }
 
     /// Notes the replies for an event.
-    fn add(&mut self, event: &Event, [key, second]: [Option<&Reply>; 2], terms: &CallTerms) {
+    fn add(&mut self, answered: &Answered, terms: &CallTerms) {
         use ClaimReply::{Duplicate, First};
-        let deciding = match second {
-            // Rule 2.
-            Some(Ok(Duplicate(seen))) if is_complete_for(event.key(), seen) => None,
-            second => second,
-        };
-        match (key, deciding) {
+        let event = &answered.event;
+        match (&answered.key, &answered.second) {
             (Some(Ok(First { .. })), None | Some(Ok(First { .. }))) => {
                 self.new.push(event.clone());
+                for (identity, reply) in answered.replies() {
+                    let Ok(First { attempt, takeover }) = reply else { continue };
+                    self.held.push(identity.clone());
+                    self.attempt = self.attempt.max(*attempt);
+                    self.takeover |= takeover;
+                }
+                return;
             }
             (Some(Ok(Duplicate(seen))), _) => self.add_duplicate(event, event.key(), seen, terms),
             (_, Some(Ok(Duplicate(seen)))) => {
                 self.add_duplicate(event, first_identity(event), seen, terms);
             }
-            // A missing reply claims nothing.
             _ => self.in_flight = true,
         }
-        let is_new = self.new.last().is_some_and(|new| new.key() == event.key());
-        for (identity, reply) in event.identities().zip([key, second]) {
-            match reply {
-                Some(Ok(First { attempt, takeover })) if is_new => {
-                    self.held.push(identity.clone());
-                    self.attempt = self.attempt.max(*attempt);
-                    self.takeover |= takeover;
-                }
-                Some(reply) if may_be_held(reply) => self.release.push(identity.clone()),
-                _ => {}
-            }
-        }
+        self.release.extend(answered.may_be_held().cloned());
     }
 
     /// Returns when the first event was seen, if every event is complete.
@@ -208,11 +199,11 @@ impl Resolution {
     }
 }
 
-/// Resolves the replies for these events.
-pub(super) fn resolve(events: &[Event], replies: &Replies, terms: &CallTerms) -> Resolution {
+/// Resolves the replies.
+pub(super) fn resolve(answered: &[Answered], terms: &CallTerms) -> Resolution {
     let mut resolution = Resolution::default();
-    for (at, event) in events.iter().enumerate() {
-        resolution.add(event, replies.of(at, event), terms);
+    for event in answered {
+        resolution.add(event, terms);
     }
     resolution.held.sort_unstable();
     resolution.release.sort_unstable();
@@ -280,15 +271,15 @@ mod tests {
         ];
         let are_asked: Vec<_> = events.iter().map(|event| first_identity(event).id()).collect();
         assert_eq!(are_asked, first.each_ref().map(|(id, _)| *id));
-        let replies = first.map(|(_, reply)| Ok(reply));
-        let is_later = events.iter().zip(&replies).map(|(event, reply)| leads_to_key(event, reply));
-        let later: Vec<_> = is_later.map(|is_later| is_later.then_some(Ok(FIRST))).collect();
-        assert_eq!(
-            later.iter().map(Option::is_some).collect::<Vec<_>>(),
-            [true, false, false, true, false, false]
-        );
-        let replies = Replies { first: replies.into_iter().collect(), later };
-        let resolution = resolve(&events, &replies, &terms());
+        let first = events.into_iter().zip(first);
+        let first = first.map(|(event, (_, reply))| Answered::first(event, Ok(reply)));
+        let mut answered: Vec<_> = first.collect();
+        let are_later = answered.iter().map(Answered::leads_to_key).collect::<Vec<_>>();
+        assert_eq!(are_later, [true, false, false, true, false, false]);
+        for at in [0, 3] {
+            answered[at].key = Some(Ok(FIRST));
+        }
+        let resolution = resolve(&answered, &terms());
         assert_eq!(*resolution.new, ["a+s", "d+v", "f"].map(event));
         assert_eq!(*resolution.held, ["a", "d", "f", "s"].map(key));
         assert!(resolution.in_flight && resolution.duplicate.is_some());
@@ -305,26 +296,27 @@ mod tests {
     /// An event that does not run: whether it is in flight or a duplicate, and what is released.
     #[test]
     fn event_without_both_identities_does_not_run_and_holds_nothing() {
-        let in_flight = || Some(ClaimReply::InFlight);
+        use ClaimReply::InFlight;
         for (second, key, is_in_flight, release) in [
-            (Some(FIRST), Some(DUPLICATE), false, "s"),
-            (Some(FIRST), in_flight(), true, "s"),
-            // The reply is missing.
-            (Some(FIRST), None, true, "s"),
-            (None, None, true, ""),
+            (FIRST, Some(DUPLICATE), false, "s"),
+            (FIRST, Some(InFlight), true, "s"),
+            // The key was not claimed.
+            (FIRST, None, true, "s"),
+            (InFlight, None, true, ""),
             // The row of the second identity belongs to another claim.
-            (Some(complete_for("a")), Some(DUPLICATE), false, ""),
-            (Some(complete_for("a")), in_flight(), true, ""),
+            (complete_for("a"), Some(DUPLICATE), false, ""),
+            (complete_for("a"), Some(InFlight), true, ""),
             // Both were claimed at once.
-            (Some(DUPLICATE), Some(FIRST), false, "a"),
-            (in_flight(), Some(FIRST), true, "a"),
+            (DUPLICATE, Some(FIRST), false, "a"),
+            (InFlight, Some(FIRST), true, "a"),
         ] {
-            let replies =
-                Replies { first: second.into_iter().map(Ok).collect(), later: vec![key.map(Ok)] };
-            let resolution = resolve(&events(&["a+s"]), &replies, &terms());
+            let mut answered = Answered::first(event("a+s"), Ok(second));
+            answered.key = key.map(Ok);
+            let answered = [answered];
+            let resolution = resolve(&answered, &terms());
             assert!(resolution.new.is_empty() && resolution.held.is_empty());
             let found = (resolution.in_flight, resolution.duplicate.is_none());
-            assert_eq!(found, (is_in_flight, is_in_flight), "{replies:?}");
+            assert_eq!(found, (is_in_flight, is_in_flight), "{answered:?}");
             let released: Vec<_> = resolution.release.iter().map(DedupKey::id).collect();
             assert_eq!(released.join(" "), release);
         }
@@ -334,11 +326,11 @@ mod tests {
     fn payload_and_response_are_those_of_the_key() {
         let response = StoredResponse::new(Default::default(), Default::default(), "a".into());
         let reply = complete(Some([1; 32]), Some(Arc::new(response)));
-        let replies = Replies { first: List::from([Ok(reply)]), later: Vec::new() };
+        let answered = [Answered::first(event("a"), Ok(reply))];
         let terms = terms().with_payloads([(key("a"), [2; 32])]);
         for fetch in [Fetch::Nothing, Fetch::Digest, Fetch::DigestAndResponse] {
             let terms = terms.clone().with_fetch(fetch);
-            let resolution = resolve(&events(&["a"]), &replies, &terms);
+            let resolution = resolve(&answered, &terms);
             assert!(resolution.mismatch);
             let stored = resolution.duplicate.unwrap().stored;
             assert_eq!(stored.is_some(), fetch == Fetch::DigestAndResponse);

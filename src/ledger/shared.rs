@@ -4,13 +4,11 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use super::call::Calls;
-use super::contract::{BeginContext, Permanent};
+use super::contract::Permanent;
 use super::pending::Pending;
 use super::renewal::Renewals;
 use super::retry::Background;
-use crate::adapter::contract::{Abilities, CallTerms, DedupAdapter, Permanence};
-use crate::key::Event;
+use crate::adapter::contract::{Abilities, CallTerms, DedupAdapter};
 
 pub(super) struct Shared {
     pub(super) permanent: Permanent,
@@ -39,15 +37,5 @@ impl Shared {
             releasing: Arc::default(),
             background: Background::new(permanent),
         }
-    }
-
-    /// Returns the calls of a delivery of these events.
-    pub(super) fn calls(&self, context: BeginContext, events: &[Event]) -> Calls {
-        let (adapter, bound) = (Arc::clone(&self.adapter), context.store_timeout);
-        let mut terms = context.terms(events, self.abilities);
-        if self.permanent == Permanent::OnArrival {
-            terms.permanence = Permanence::OnClaim;
-        }
-        Calls { adapter, terms, bound }
     }
 }

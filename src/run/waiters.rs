@@ -18,7 +18,7 @@ use tokio::time::{Instant, sleep_until, timeout_at};
 
 use crate::error::StoreError;
 use crate::key::{DedupKey, Keys};
-use crate::ledger::{AnyLedger, Begin, BeginContext, PollDelays, deadline_in, poll_delays};
+use crate::ledger::{AnyLedger, Begin, Calls, PollDelays, deadline_in, poll_delays};
 
 /// How many deliveries wait for one key.
 const MOST_OF_A_KEY: usize = 8;
@@ -122,7 +122,7 @@ impl Waiter<'_> {
     pub(crate) async fn claim<A: Admission>(
         &self,
         ledger: &AnyLedger,
-        context: &BeginContext,
+        calls: &Calls,
         bound: Duration,
         admission: &mut A,
     ) -> Result<Result<Begin, StoreError>, A::Refusal> {
@@ -147,13 +147,13 @@ impl Waiter<'_> {
             admission.admit(deadline).await?;
             // It does not fail open: another delivery runs this event, so an error of the store must not start it
             // unprotected.
-            let begun = ledger.begin(&awaited.keys, context.again()).await;
+            let begun = ledger.begin(&awaited.keys, calls.again()).await;
             if matches!(begun, Ok(Begin::Duplicate(_) | Begin::Mismatch(_))) {
                 awaited.ended.notify_one();
             }
             let is_undecided = matches!(begun, Ok(Begin::InFlight) | Err(_));
             if !is_undecided || Instant::now() >= deadline {
-                let is_in_flight = begun.is_err() && context.is_open();
+                let is_in_flight = begun.is_err() && calls.is_open();
                 return Ok(if is_in_flight { Ok(Begin::InFlight) } else { begun });
             }
         }

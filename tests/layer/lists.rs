@@ -11,7 +11,7 @@ use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
 use tower_dedup::adapter::{MemoryAdapter, SqliteAdapter, SqliteOptions};
 use tower_dedup::internals::with_sqlite_bounds;
 use tower_dedup::testing::{Fault, StoreCall};
-use tower_dedup::{DedupLayer, OnInFlight, StoreError, StoreErrorKind};
+use tower_dedup::{DedupLayer, OnInFlight, OnUnavailable, StoreError, StoreErrorKind};
 
 use crate::hooked::Hooked;
 use crate::support::words::by_word;
@@ -89,6 +89,22 @@ async fn store_that_refuses_every_call_of_a_list_is_asked_once_for_each() {
     let service = DedupLayer::new(by_word(), store).layer(Handler::default().service());
     assert_eq!(send(&service, list(EVENTS)).await.status(), 503);
     assert_eq!(claims.load(Ordering::SeqCst), EVENTS);
+}
+
+/// Otherwise `a` would run again.
+#[tokio::test]
+async fn list_with_an_event_of_another_delivery_never_runs_unprotected() {
+    let store = Hooked::default().before(StoreCall::Claim, |key, _| {
+        let is_away = key.id() == "b";
+        let fault = is_away.then(|| StoreError::new(StoreErrorKind::Unavailable, "claiming keys"));
+        async { fault.map_or(Ok(()), Err) }
+    });
+    let handler = Handler::default();
+    let layer = DedupLayer::new(by_word(), store).on_unavailable(OnUnavailable::FailOpen);
+    let service = layer.layer(handler.service());
+    assert_eq!(answered(&send(&service, words("a")).await), (200, None));
+    assert_eq!(answered(&send(&service, words("a b")).await), (503, Some("unavailable")));
+    assert_eq!(handler.runs(), 1);
 }
 
 /// Past its bound, a release on arrival could meet a delivery that takes the event for handled.

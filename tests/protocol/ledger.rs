@@ -49,7 +49,7 @@ impl Protocol {
     }
 
     /// Returns `true` if the key is not claimed after these replies, because its second identity was not:
-    /// `Replies::later_keys` in `resolve.rs`.
+    /// `Answered::leads_to_key` in `resolve.rs`.
     pub(crate) fn ends_early(&self, action: Action, replies: &[Reply]) -> bool {
         let is_refused = matches!(replies.last(), Some(Reply::Duplicate | Reply::InFlight));
         action == Action::Claim && is_refused
