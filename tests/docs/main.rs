@@ -2,7 +2,6 @@
 
 mod guards;
 mod guide;
-mod metrics;
 mod observability;
 mod readme;
 mod recipes;

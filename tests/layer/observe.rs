@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Body as AxumBody;
+use metrics::Unit;
 use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
 use tower::{Layer, ServiceExt};
 use tower_dedup::adapter::MemoryAdapter;
@@ -41,6 +42,7 @@ pub(crate) fn observed(run: impl AsyncFnOnce(Log, Snapshotter)) {
     });
     for (key, unit, text, _) in recorder.snapshotter().snapshot().into_vec() {
         assert!(unit.is_some() && text.is_some(), "not described: {key:?}");
+        assert_eq!(unit == Some(Unit::Seconds), key.key().name().ends_with("_seconds"), "{key:?}");
     }
 }
 
