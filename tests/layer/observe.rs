@@ -92,6 +92,12 @@ pub(crate) fn checked(
         assert_eq!(value(&sums, name, &[field("namespace"), outcome]), 1.0, "{outcome}: {sums:#?}");
     }
     assert_eq!(value(&sums, "tower_dedup_running", &[field("namespace")]), 0.0, "{outcome}");
+    let is_first = field("attempt") == "1";
+    let first = ["completed", "failed"].map(|result| {
+        value(&sums, "tower_dedup_first_attempts_total", &[field("namespace"), result]) == 1.0
+    });
+    let is_completed = outcome == "completed";
+    assert_eq!(first, [is_first && is_completed, is_first && !is_completed], "{record:?}");
     (record, sums)
 }
 
