@@ -126,20 +126,25 @@ fn layer_applied_twice_runs_its_handler_and_warns_once() {
 }
 
 #[test]
-fn retention_below_the_floor_of_the_sender_warns_and_is_used() {
+fn setting_below_what_the_sender_needs_warns_once() {
     const DAY: Duration = Duration::from_secs(86_400);
-    let floor = provider::ADYEN.retention_floor();
-    assert!(floor > 30 * DAY, "above the default");
-    let log = logged(async || {
-        let _short = DedupLayer::new(provider::ADYEN, store()).retention(floor - DAY);
-    });
-    let short = "the retention is shorter than the time in which this sender may deliver";
-    assert_eq!(levels(&log, short), ["WARN"]);
-    let log = logged(async || {
-        let _default = DedupLayer::new(provider::ADYEN, store());
-        let _long = DedupLayer::new(provider::ADYEN, store()).retention(floor);
-    });
-    assert_eq!(log.len(), 0);
+    const FLOOR: Duration = provider::ADYEN.retention_floor();
+    assert!(FLOOR > 30 * DAY, "above the default");
+    type Set = fn(DedupLayer) -> DedupLayer;
+    let rows: [(_, Set, _); 7] = [
+        (provider::ADYEN, |layer| layer, ""),
+        (provider::ADYEN, |layer| layer.retention(FLOOR), ""),
+        (provider::ADYEN, |layer| layer.retention(FLOOR - DAY), "the retention is shorter than"),
+        (provider::GITHUB, |layer| layer, ""),
+        (provider::GITHUB, |layer| layer.body_limit(25 << 20), ""),
+        (provider::GITHUB, |layer| layer.body_limit(10), "the body limit is smaller than"),
+        (provider::STRIPE, |layer| layer.body_limit(10), ""),
+    ];
+    for (preset, set, warning) in rows {
+        let log = logged(async || drop(set(DedupLayer::new(preset, store()))));
+        assert_eq!(log.len(), usize::from(!warning.is_empty()), "{preset:?}");
+        assert_eq!(levels(&log, warning), vec!["WARN"; log.len()], "{preset:?}: {warning}");
+    }
 }
 
 /// A key is remembered for the default of 30 days, or for the sender's floor if that is longer.
@@ -160,37 +165,17 @@ async fn default_retention_is_raised_to_the_floor_of_the_sender() {
     }
 }
 
-#[test]
-fn body_limit_below_the_largest_body_of_the_sender_warns_once_and_is_used() {
-    let push = |bytes: usize| {
-        let push = Request::post("/").header("x-github-delivery", format!("push-{bytes}"));
-        push.body(Body::from(vec![b' '; bytes])).unwrap()
-    };
-    let log = logged(async || {
-        let dedup = DedupLayer::new(provider::GITHUB, store()).body_limit(10);
-        let app = Router::new().route("/", post(async || ()).layer(dedup));
-        assert_eq!(app.clone().oneshot(push(10)).await.unwrap().status(), 200);
-        assert_eq!(app.clone().oneshot(push(11)).await.unwrap().status(), 413);
-    });
-    let small = "the body limit is smaller than the largest body of this sender";
-    assert_eq!(levels(&log, small), ["WARN"]);
-    let log = logged(async || {
-        let _default = DedupLayer::new(provider::GITHUB, store());
-        let _large = DedupLayer::new(provider::GITHUB, store()).body_limit(25 << 20);
-        let _unknown = DedupLayer::new(provider::STRIPE, store()).body_limit(10);
-    });
-    assert!(levels(&log, small).is_empty());
-}
-
 /// axum's extractors take such a body too. The layer raises the default of axum, and no limit that the application has
 /// chosen.
 #[tokio::test]
 async fn default_body_limit_is_raised_to_the_largest_body_of_the_sender() {
     use axum::extract::DefaultBodyLimit;
     const MB: usize = 1 << 20;
-    let github = || provider::GITHUB.extractor();
-    let other = || key::header("x-github-delivery").namespace("stripe");
-    for (keys, limit, bytes, status) in [
+    let github = || DedupLayer::new(provider::GITHUB, store());
+    let other = || DedupLayer::new(key::header("x-github-delivery").namespace("stripe"), store());
+    for (layer, limit, bytes, status) in [
+        (github().body_limit(10), None, 10, 200),
+        (github().body_limit(10), None, 11, 413),
         (github(), None, 25 * MB, 200),
         (github(), None, 25 * MB + 1, 413),
         (other(), None, 2 * MB, 200),
@@ -206,7 +191,7 @@ async fn default_body_limit_is_raised_to_the_largest_body_of_the_sender() {
     ] {
         let is_of_the_layer = limit.is_none() || bytes > 25 * MB;
         let handler = async |body: axum::body::Bytes| body.len().to_string();
-        let app = Router::new().route("/", post(handler).layer(DedupLayer::new(keys, store())));
+        let app = Router::new().route("/", post(handler).layer(layer));
         let app = if let Some(limit) = limit { app.layer(limit) } else { app };
         let push = Request::post("/").header("x-github-delivery", "push");
         let push = push.body(Body::from(vec![b' '; bytes])).unwrap();
