@@ -24,81 +24,31 @@ use std::path::{Path, PathBuf};
 
 use proc_macro2::{Delimiter, TokenStream, TokenTree};
 
-/// The levels of a folder's modules, the lowest first. Modules of one level do not use each other.
-type Levels = &'static [&'static [&'static str]];
-
-/// Every folder whose modules have levels. Rule 3 alone holds for the other folders.
-const LEVELS: &[(&str, Levels)] = &[
+/// Every folder whose modules have levels, the lowest first. Modules of one level do not use each other. Rule 3 alone
+/// holds for the other folders.
+const LEVELS: &[(&str, &str)] = &[
     (
         "",
-        &[
-            &["error"],
-            &["key"],
-            &["delivery", "observe", "provider"],
-            &["adapter"],
-            &["ledger"],
-            &["run"],
-            &["layer"],
-            &["verify"],
-            &["deduplicator", "extract", "idempotency", "conformance", "testing", "internals"],
-            &["lib"],
-        ],
+        "error < key < delivery observe provider < adapter < ledger < run < layer < verify \
+         < deduplicator extract idempotency conformance testing internals < lib",
     ),
     (
         "adapter",
-        &[
-            &["completion", "stored"],
-            &["terms", "replies", "sqlx_transaction"],
-            &["contract"],
-            &["inspect"],
-            &["around", "transaction"],
-            &["sql"],
-            &["memory", "sqlite", "postgres", "redis"],
-            &["connect"],
-        ],
+        "completion stored < terms replies sqlx_transaction < contract < inspect \
+         < around transaction < sql < memory sqlite postgres redis < connect",
     ),
     (
         "ledger",
-        &[
-            &["call", "pending", "times"],
-            &["held", "contract"],
-            &["completion", "renewal", "retry", "resolve"],
-            &["shared"],
-            &["arrival"],
-            &["claims"],
-            &["lease"],
-            &["any"],
-        ],
+        "call pending times < held contract < completion renewal retry resolve < shared < arrival \
+         < claims < lease < any",
     ),
-    ("conformance", &[&["proxy", "store", "suite"], &["driver", "trace"], &["cases", "processes"]]),
-    (
-        "conformance::cases",
-        &[&["answers", "completion", "fence", "inspection", "maintenance", "races", "stored"]],
-    ),
-    (
-        "verify",
-        &[
-            &["error"],
-            &["public_url"],
-            &["received"],
-            &["key"],
-            &["schemes"],
-            &["verifier"],
-            &["layer", "sign"],
-        ],
-    ),
+    ("conformance", "proxy store suite < driver trace < cases processes"),
+    ("conformance::cases", "answers completion fence inspection maintenance races stored"),
+    ("verify", "error < public_url < received < key < schemes < verifier < layer sign"),
     (
         "layer",
-        &[
-            &["mode"],
-            &["policy", "body", "gate", "paths"],
-            &["config"],
-            &["answer", "handle"],
-            &["builder"],
-            &["delivery"],
-            &["admit"],
-            &["service"],
-        ],
+        "mode < policy body gate paths < config < answer handle < builder < delivery < admit \
+         < service",
     ),
 ];
 
@@ -288,12 +238,13 @@ impl Crate {
 
     /// The modules that [`LEVELS`] and [`FOREIGN`] name, and that do not exist.
     fn without_module(&self) -> Vec<String> {
-        let levels = LEVELS.iter().flat_map(|(folder, levels)| {
-            let names = levels.iter().flat_map(|level| *level);
-            names.map(move |name| {
-                if folder.is_empty() { (*name).to_owned() } else { format!("{folder}::{name}") }
-            })
-        });
+        let levels =
+            LEVELS.iter().flat_map(|(folder, levels)| {
+                let names = levels.split_whitespace().filter(|word| *word != "<");
+                names.map(move |name| {
+                    if folder.is_empty() { name.to_owned() } else { format!("{folder}::{name}") }
+                })
+            });
         let homes = FOREIGN.iter().flat_map(|(_, homes)| *homes).map(|home| (*home).to_owned());
         let is_missing = |module: &String| {
             let module: Vec<_> = module.split("::").map(str::to_owned).collect();
@@ -510,8 +461,8 @@ fn without_tests(tokens: &[Token]) -> (Vec<Token>, Vec<Vec<Token>>) {
     (shipped, tests)
 }
 
-fn level(levels: Levels, name: &str) -> Option<usize> {
-    levels.iter().position(|modules| modules.contains(&name))
+fn level(levels: &str, name: &str) -> Option<usize> {
+    levels.split(" < ").position(|level| level.split(' ').any(|module| module == name))
 }
 
 fn rust_files(folder: &Path, files: &mut Vec<PathBuf>) {
