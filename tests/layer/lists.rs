@@ -1,30 +1,37 @@
-//! The calls that a ledger makes for the keys of a list.
+//! The calls that a ledger makes for the keys of a list, and what it keeps of the list.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use bytes::Bytes;
+use http::{Request, StatusCode};
+use http_body_util::Full;
 use sqlx::sqlite::{SqliteConnectOptions, SqlitePoolOptions};
-use tower::Layer;
+use tower::{Layer, ServiceExt};
 use tower_dedup::adapter::contract::DedupAdapter;
 use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
 use tower_dedup::adapter::{MemoryAdapter, SqliteAdapter, SqliteOptions};
 use tower_dedup::internals::with_sqlite_bounds;
 use tower_dedup::testing::{Fault, StoreCall};
-use tower_dedup::{DedupLayer, OnInFlight, StoreError, StoreErrorKind};
+use tower_dedup::{
+    DedupLayer, OnInFlight, OnMismatch, OnUnavailable, StoreError, StoreErrorKind, key,
+};
 
 use crate::hooked::Hooked;
 use crate::support::words::by_word;
-use crate::support::{Body, Handler, answered, dedup_key, faulty, result, send, sqlite_url, terms};
+use crate::support::{
+    Body, Handler, answered, dedup_key, faulty, result, send, sqlite_url, terms, until,
+};
 
 const EVENTS: usize = 40;
 
-fn list(events: usize) -> http::Request<Body> {
+fn list(events: usize) -> Request<Body> {
     words((0..events).map(|number| format!("event-{number} ")).collect::<String>())
 }
 
-fn words(words: impl Into<Body>) -> http::Request<Body> {
-    http::Request::post("/").body(words.into()).unwrap()
+fn words(words: impl Into<Body>) -> Request<Body> {
+    Request::post("/").body(words.into()).unwrap()
 }
 
 /// Otherwise the leases of the other events lapse, and they run again.
@@ -150,4 +157,36 @@ async fn key_that_sqlite_has_claimed_before_a_refusal_is_released() {
     handle.drain().await;
     let state = store.get(&dedup_key("b")).await.unwrap().unwrap().state;
     assert!(matches!(state, KeyState::Released), "{state:?}");
+}
+
+/// Thousands of completions may be pending for minutes. They must not hold the bodies in memory.
+#[tokio::test]
+async fn body_of_a_multi_event_delivery_is_dropped_while_its_completion_is_pending() {
+    struct Owner(#[expect(dead_code, reason = "it is counted")] Arc<()>);
+    impl AsRef<[u8]> for Owner {
+        fn as_ref(&self) -> &[u8] {
+            br#"{"events":[{"id":1},{"id":2}]}"#
+        }
+    }
+    let (store, handler) = (faulty(MemoryAdapter::new()), Handler::default());
+    let events = key::each("/events", key::json("/id")).namespace("acme");
+    store.set_all(Fault::Fail);
+    for fingerprint in [false, true] {
+        let dedup = DedupLayer::new(events.clone(), Arc::clone(&store));
+        let dedup = dedup.on_unavailable(OnUnavailable::FailOpen);
+        let dedup = if fingerprint {
+            dedup.compare_payload(key::body_digest(), OnMismatch::Refuse)
+        } else {
+            dedup
+        };
+        let handle = dedup.handle();
+        let owners = Arc::new(());
+        let body = Bytes::from_owner(Owner(Arc::clone(&owners)));
+        let request = Request::post("/").body(Full::new(body)).unwrap();
+        let response = dedup.layer(handler.service()).oneshot(request).await.unwrap();
+        assert_eq!((response.status(), handle.pending_writes()), (StatusCode::OK, 1));
+        drop(response);
+        until(|| Arc::strong_count(&owners) == 1).await;
+        assert_eq!(handle.pending_writes(), 1);
+    }
 }
