@@ -1,30 +1,27 @@
 //! One id with two payloads: compared, counted, and refused by choice; on every ledger and store.
 
-use std::convert::Infallible;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{Request, Response, StatusCode};
+use http::{Request, StatusCode};
 use sha2::Digest;
 use tower::Layer;
-use tower::util::BoxCloneSyncService;
 use tower_dedup::adapter::MemoryAdapter;
 use tower_dedup::adapter::contract::{CallTerms, DedupAdapter, Fetch, Token};
 use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
 use tower_dedup::key::{self, Event, Extracted, Keys};
 use tower_dedup::testing::{Fault, StoreCall};
 use tower_dedup::{
-    DedupHandle, DedupKey, DedupLayer, Deduplicator, KeyExtractor, Mode, OnMismatch, OnUnavailable,
-    Replay, ResponseBody, provider,
+    DedupKey, DedupLayer, Deduplicator, KeyExtractor, Mode, OnMismatch, OnUnavailable, Replay,
+    provider,
 };
 
+use crate::faults::either;
 use crate::hooked::Hooked;
 use crate::support::ledgers::Setup;
 use crate::support::log::Log;
-use crate::support::{
-    Body, Faulty, Handler, answered, by_header, dedup_key, event, faulty, result, send,
-};
+use crate::support::{Body, Handler, answered, by_header, dedup_key, event, faulty, result, send};
 
 const DAY: Duration = Duration::from_secs(86_400);
 
@@ -220,30 +217,6 @@ async fn second_identity_is_not_compared() {
     assert_eq!(handler.runs(), 1);
 }
 
-type Comparing = BoxCloneSyncService<Request<Body>, Response<ResponseBody<Body>>, Infallible>;
-
-/// A layer of either ledger that compares payloads.
-fn comparing(
-    store: &Arc<Faulty<MemoryAdapter>>,
-    on_arrival: bool,
-    open: OnUnavailable,
-    handler: &Handler,
-) -> (Comparing, DedupHandle) {
-    let store = Arc::clone(store);
-    macro_rules! layered {
-        ($layer:expr) => {{
-            let layer = $layer.store_timeout(Duration::from_millis(50)).on_unavailable(open);
-            let layer = layer.compare_payload(key::body_digest(), OnMismatch::Refuse);
-            (BoxCloneSyncService::new(layer.layer(handler.service())), layer.handle())
-        }};
-    }
-    if on_arrival {
-        layered!(DedupLayer::on_arrival(by_word(), store))
-    } else {
-        layered!(DedupLayer::new(by_word(), store))
-    }
-}
-
 /// If a store does not return stored data, no event of the delivery stays claimed, complete or acknowledged.
 #[tokio::test(start_paused = true)]
 async fn store_that_does_not_return_stored_data_releases_the_new_events() {
@@ -253,8 +226,15 @@ async fn store_that_does_not_return_stored_data_releases_the_new_events() {
             let known = CallTerms::on_claim(Token::random(), DAY);
             store.complete(&dedup_key("known"), &known).await.unwrap();
             store.set(StoreCall::Fetch, fault);
-            let (service, handle) =
-                comparing(&store, on_arrival, OnUnavailable::FailClosed, &handler);
+            let (digest, refuse) = (key::body_digest(), OnMismatch::Refuse);
+            let layer = either!(
+                on_arrival,
+                by_word(),
+                store,
+                |layer| layer.compare_payload(digest, refuse),
+                handler
+            );
+            let (service, handle) = layer;
             assert_eq!(answered(&send(&service, words("known=1 new=1")).await).0, 503, "{fault:?}");
             handle.drain().await;
             let state = store.get(&dedup_key("new")).await.unwrap().map(|entry| entry.state);
@@ -275,7 +255,14 @@ async fn unreadable_stored_data_is_503_even_if_the_layer_fails_open() {
         let (store, handler) = (faulty(MemoryAdapter::new()), Handler::default());
         let known = CallTerms::on_claim(Token::random(), DAY);
         store.complete(&dedup_key("known"), &known).await.unwrap();
-        let (service, _) = comparing(&store, on_arrival, OnUnavailable::FailOpen, &handler);
+        let (digest, open) = (key::body_digest(), OnUnavailable::FailOpen);
+        let (service, _) = either!(
+            on_arrival,
+            by_word(),
+            store,
+            |layer| layer.compare_payload(digest, OnMismatch::Refuse).on_unavailable(open),
+            handler
+        );
         for (fault, status, runs) in [(Fault::ExecuteAndFail, 503, 0), (Fault::Fail, 200, 1)] {
             store.set(StoreCall::Fetch, fault);
             assert_eq!(answered(&send(&service, words("known=1")).await).0, status);

@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 use tower::Layer;
-use tower::util::BoxCloneSyncService;
 use tower_dedup::adapter::contract::{ClaimReply, DedupAdapter};
 use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
 use tower_dedup::ledger::OnArrival;
@@ -21,7 +20,7 @@ use crate::support::{
     send, spawn_send, state, terms, until,
 };
 
-const SOON: Duration = Duration::from_millis(100);
+pub(crate) const SOON: Duration = Duration::from_millis(100);
 
 fn lease(store: &FaultyStore) -> DedupLayer {
     DedupLayer::new(by_header(), Arc::clone(store)).store_timeout(SOON)
@@ -33,21 +32,27 @@ fn arrival(store: &FaultyStore) -> DedupLayer<OnArrival> {
 
 /// A layer of either ledger with these settings and a short lease, around a handler: the service, and its handle.
 macro_rules! either {
-    ($on_arrival:expr, $store:expr, |$layer:ident| $set:expr, $handler:expr) => {{
-        let (key, store) = (by_header(), Arc::clone(&$store));
+    ($on_arrival:expr, $store:expr, |$layer:ident| $set:expr, $handler:expr) => {
+        either!($on_arrival, by_header(), $store, |$layer| $set, $handler)
+    };
+    ($on_arrival:expr, $key:expr, $store:expr, |$layer:ident| $set:expr, $handler:expr) => {{
+        use tower::util::BoxCloneSyncService as Boxed;
+        let (key, store, soon) = ($key, Arc::clone(&$store), crate::faults::SOON);
         if $on_arrival {
-            let $layer = DedupLayer::on_arrival(key, store).store_timeout(SOON);
+            let $layer = DedupLayer::on_arrival(key, store).store_timeout(soon);
             let layer = $set;
-            (BoxCloneSyncService::new(layer.layer($handler.service())), layer.handle())
+            (Boxed::new(layer.layer($handler.service())), layer.handle())
         } else {
-            let $layer = DedupLayer::new(key, store).store_timeout(SOON).lease(SOON);
+            let $layer = DedupLayer::new(key, store).store_timeout(soon).lease(soon);
             let layer = $set;
-            (BoxCloneSyncService::new(layer.layer($handler.service())), layer.handle())
+            (Boxed::new(layer.layer($handler.service())), layer.handle())
         }
     }};
 }
+pub(crate) use either;
 
-async fn drained(handle: &DedupHandle) {
+/// Waits for the writes in the background.
+pub(crate) async fn drained(handle: &DedupHandle) {
     tokio::time::timeout(Duration::from_secs(20), handle.drain()).await.expect("drained");
 }
 
