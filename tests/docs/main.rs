@@ -5,7 +5,6 @@ mod guide;
 mod observability;
 mod readme;
 mod recipes;
-mod records;
 mod shadow;
 #[path = "../support/mod.rs"]
 mod support;

@@ -1,4 +1,4 @@
-//! The table of metrics has the names in the code. `examples/observability`: Prometheus accepts the alerts and the
+//! The tables of metrics and records have what the code emits. `examples/observability`: Prometheus accepts the alerts and the
 //! dashboard's queries, and every name in them is in the table.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -8,8 +8,7 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
-use crate::guide::{read, sections};
-use crate::records::code;
+use crate::guide::{read, sections, sources};
 
 /// Labels of Prometheus itself.
 const SCRAPED: [&str; 3] = ["job", "instance", "le"];
@@ -60,6 +59,35 @@ fn words(text: &str) -> Vec<String> {
 fn documented() -> BTreeMap<String, String> {
     let rows = METRICS.lines().skip(2).map(|row| row.split('|').collect::<Vec<_>>());
     rows.map(|row| (words(row[1]).remove(0), row[2].trim().to_owned())).collect()
+}
+
+/// Returns the code of the Rust files of `folder`, without comments and in one line each.
+fn code(folder: &str) -> Vec<String> {
+    let code = |(_, source): (PathBuf, String)| {
+        let code = source.lines().filter(|line| !line.trim_start().starts_with("//"));
+        code.flat_map(str::split_whitespace).collect::<Vec<_>>().join(" ")
+    };
+    sources(folder).map(code).collect()
+}
+
+/// The table of records is made from their definitions.
+#[test]
+fn only_observe_emits_records() {
+    let all = code("src");
+    let mut records = Vec::new();
+    for source in &all {
+        for rest in source.split("tracing::").skip(1) {
+            let Some((level, rest)) = rest.split_once("!(") else { continue };
+            if ["error", "warn", "info", "debug", "trace", "event", "$level"].contains(&level) {
+                let target = rest.trim_start().split(',').next();
+                assert_eq!(target, Some("target: \"tower_dedup\""), "{rest:.80}");
+                records.push(level);
+            }
+        }
+    }
+    records.sort_unstable();
+    // The macro `records` of `observe/records.rs`, and the record of a delivery.
+    assert_eq!(records, ["$level", "event"], "a record that is not in the table");
 }
 
 /// The descriptions are made from the table, and the tests of the layer find a metric that is not described.

@@ -18,7 +18,8 @@ use tower_dedup::{
 };
 
 use crate::faults::either;
-use crate::hooked::Hooked;
+use crate::hooked::{BEFORE, Hooked};
+use crate::lists::words;
 use crate::support::ledgers::Setup;
 use crate::support::log::Log;
 use crate::support::{Body, Handler, answered, by_header, dedup_key, event, faulty, result, send};
@@ -102,10 +103,6 @@ fn by_word() -> KeyExtractor {
         });
         Ok(Keys::new(events.collect::<Result<_, _>>()?).map_or(Extracted::Missing, Extracted::Keys))
     })
-}
-
-fn words(words: &'static str) -> Request<Body> {
-    Request::post("/hook").body(Body::from(words)).unwrap()
 }
 
 /// Without `compare_payload`, the record has the digest of the whole body.
@@ -277,7 +274,7 @@ async fn unreadable_stored_data_is_503_even_if_the_layer_fails_open() {
 async fn responses_are_read_only_for_replay() {
     let fetched = Arc::<Mutex<Vec<Fetch>>>::default();
     let noted = Arc::clone(&fetched);
-    let store = Arc::new(Hooked::default().before(StoreCall::Claim, move |_, terms| {
+    let store = Arc::new(Hooked::default().on(BEFORE, StoreCall::Claim, move |_, terms| {
         noted.lock().unwrap().push(terms.fetch());
         async { Ok(()) }
     }));

@@ -18,7 +18,7 @@ use tower_dedup::{
     DedupLayer, OnInFlight, OnMismatch, OnUnavailable, StoreError, StoreErrorKind, key,
 };
 
-use crate::hooked::Hooked;
+use crate::hooked::{BEFORE, Hooked};
 use crate::support::words::by_word;
 use crate::support::{
     Body, Handler, answered, dedup_key, faulty, result, send, sqlite_url, terms, until,
@@ -30,7 +30,8 @@ fn list(events: usize) -> Request<Body> {
     words((0..events).map(|number| format!("event-{number} ")).collect::<String>())
 }
 
-fn words(words: impl Into<Body>) -> Request<Body> {
+/// A request with an event for each of these words.
+pub(crate) fn words(words: impl Into<Body>) -> Request<Body> {
     Request::post("/").body(words.into()).unwrap()
 }
 
@@ -39,7 +40,7 @@ fn words(words: impl Into<Body>) -> Request<Body> {
 async fn key_that_cannot_be_completed_delays_no_other_key_of_its_list() {
     // Away when the list is completed. Then it refuses to complete one of its keys.
     let completions = AtomicUsize::new(0);
-    let store = Hooked::default().before(StoreCall::Complete, move |key, _| {
+    let store = Hooked::default().on(BEFORE, StoreCall::Complete, move |key, _| {
         let fault = match completions.fetch_add(1, Ordering::SeqCst) {
             0..EVENTS => Some(StoreErrorKind::Unavailable),
             _ => (key.id() == "event-3").then_some(StoreErrorKind::Refused),
@@ -65,7 +66,8 @@ async fn calls_of_a_list_are_made_at_once() {
         tokio::time::sleep(Duration::from_millis(500)).await;
         Ok(())
     };
-    let store = Hooked::default().before(StoreCall::Claim, slow).before(StoreCall::Complete, slow);
+    let store =
+        Hooked::default().on(BEFORE, StoreCall::Claim, slow).on(BEFORE, StoreCall::Complete, slow);
     let service = DedupLayer::new(by_word(), store).layer(Handler::default().service());
     let started = tokio::time::Instant::now();
     assert_eq!(answered(&send(&service, list(EVENTS)).await), (200, None));
@@ -89,7 +91,7 @@ async fn list_that_is_longer_than_the_queue_waits_for_room() {
 async fn store_that_refuses_every_call_of_a_list_is_asked_once_for_each() {
     let claims = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&claims);
-    let store = Hooked::default().before(StoreCall::Claim, move |_, _| {
+    let store = Hooked::default().on(BEFORE, StoreCall::Claim, move |_, _| {
         counted.fetch_add(1, Ordering::SeqCst);
         async { Err(StoreError::new(StoreErrorKind::Overloaded, "claiming keys")) }
     });

@@ -7,6 +7,7 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use http::Request;
 use metrics_util::debugging::{DebugValue, Snapshotter};
+use tokio::time::{Instant, timeout};
 use tower::Layer;
 use tower_dedup::adapter::contract::DedupAdapter;
 use tower_dedup::key::{self, Event};
@@ -180,12 +181,13 @@ fn deduplicator_reports_every_outcome_as_a_layer_does() {
                 event = event.with_second_identity(dedup_key(second));
             }
             let dedup = if way == "open" { &open } else { &timed };
-            let started = tokio::time::Instant::now();
+            let started = Instant::now();
             let run = dedup.run(event, async |delivery: Delivery| {
                 assert_eq!((delivery.is_unprotected(), delivery.is_takeover()), (is_away, false));
                 work(way).await
             });
-            let ended = match AssertUnwindSafe(run).catch_unwind().await {
+            let ended = timeout(Duration::from_secs(1), AssertUnwindSafe(run).catch_unwind());
+            let ended = match ended.await.expect("an end") {
                 Ok(Ok(RunOutcome::First(()))) => "completed",
                 Ok(Ok(RunOutcome::Duplicate(_))) => "duplicate",
                 Ok(Ok(RunOutcome::InFlight)) => "in_flight",
