@@ -18,91 +18,37 @@
 //! An edge leads to the file that defines the item. If a `mod.rs` re-exports the item, the check
 //! follows the re-export; so a `mod.rs` that only re-exports belongs to no circle.
 
-#[path = "architecture/paths.rs"]
-mod paths;
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use paths::{Named, lines_with, paths, test_modules};
-use proc_macro2::TokenStream;
+use proc_macro2::{Delimiter, TokenStream, TokenTree};
 
-/// The levels of a folder's modules, the lowest first. Modules of one level do not use each other.
-type Levels = &'static [&'static [&'static str]];
-
-/// Every folder whose modules have levels. Rule 3 alone holds for the other folders.
-const LEVELS: &[(&str, Levels)] = &[
+/// Every folder whose modules have levels, the lowest first. Modules of one level do not use each other. Rule 3 alone
+/// holds for the other folders.
+const LEVELS: &[(&str, &str)] = &[
     (
         "",
-        &[
-            &["error"],
-            &["key"],
-            &["delivery", "observe", "provider"],
-            &["adapter"],
-            &["ledger"],
-            &["run"],
-            &["layer"],
-            &["verify"],
-            &["deduplicator", "extract", "idempotency", "conformance", "testing", "internals"],
-            &["lib"],
-        ],
+        "error < key < delivery observe provider < adapter < ledger < run < layer < verify \
+         < deduplicator extract idempotency conformance testing internals < lib",
     ),
     (
         "adapter",
-        &[
-            &["completion", "stored"],
-            &["terms", "replies", "sqlx_transaction"],
-            &["contract"],
-            &["inspect"],
-            &["around", "transaction"],
-            &["sql"],
-            &["memory", "sqlite", "postgres", "redis"],
-            &["connect"],
-        ],
+        "completion stored < terms replies sqlx_transaction < contract < inspect \
+         < around transaction < sql < memory sqlite postgres redis < connect",
     ),
     (
         "ledger",
-        &[
-            &["call", "pending", "times"],
-            &["held", "contract"],
-            &["completion", "renewal", "retry", "resolve"],
-            &["shared"],
-            &["arrival"],
-            &["claims"],
-            &["lease"],
-            &["any"],
-        ],
+        "call pending times < held contract < completion renewal retry resolve < shared < arrival \
+         < claims < lease < any",
     ),
-    ("conformance", &[&["proxy", "store", "suite"], &["driver", "trace"], &["cases", "processes"]]),
-    (
-        "conformance::cases",
-        &[&["answers", "completion", "fence", "inspection", "maintenance", "races", "stored"]],
-    ),
-    (
-        "verify",
-        &[
-            &["error"],
-            &["public_url"],
-            &["received"],
-            &["key"],
-            &["schemes"],
-            &["verifier"],
-            &["layer", "sign"],
-        ],
-    ),
+    ("conformance", "proxy store suite < driver trace < cases processes"),
+    ("conformance::cases", "answers completion fence inspection maintenance races stored"),
+    ("verify", "error < public_url < received < key < schemes < verifier < layer sign"),
     (
         "layer",
-        &[
-            &["mode"],
-            &["policy", "body", "gate", "paths"],
-            &["config"],
-            &["answer", "handle"],
-            &["builder"],
-            &["delivery"],
-            &["admit"],
-            &["service"],
-        ],
+        "mode < policy body gate paths < config < answer handle < builder < delivery < admit \
+         < service",
     ),
 ];
 
@@ -138,7 +84,7 @@ fn files_of_the_command_import_each_other_in_no_circle() {
 fn foreign_types_stay_in_their_modules() {
     let mut faults = Vec::new();
     for source in &Crate::read().shipped {
-        let (module, tokens) = (source.module.join("::"), source.tokens());
+        let module = source.module.join("::");
         for (name, homes) in FOREIGN {
             let is_home = |home: &&str| {
                 module
@@ -148,7 +94,7 @@ fn foreign_types_stay_in_their_modules() {
             if homes.iter().any(is_home) {
                 continue;
             }
-            for line in lines_with(name, tokens.clone()) {
+            for (_, line) in source.tokens.iter().filter(|(token, _)| token == name) {
                 let homes = homes.join("`, `");
                 faults.push(format!("{}:{line}: only `{homes}` may name `{name}`", source.path));
             }
@@ -201,10 +147,18 @@ fn assert_none(faults: &[String]) {
 /// A file of `src` or `cli/src`.
 struct Source {
     path: String,
-    text: String,
+    tokens: Vec<Token>,
+    /// The items under `#[cfg(test)]`.
+    tests: Vec<Vec<Token>>,
     /// `["ledger", "lease"]` for `ledger/lease.rs`, `["ledger"]` for `ledger/mod.rs`.
     module: Vec<String>,
 }
+
+/// A token, or one end of a group, and its line. There are no comments, and a string is one token.
+type Token = (String, usize);
+
+/// A path from the root of the crate, its line, and the name that it has here: that after `as`, or its last one.
+type Named = (Vec<String>, usize, String);
 
 /// An item that a file uses: where it says so, and the file that defines the item.
 struct Use {
@@ -238,17 +192,22 @@ impl Crate {
             .iter()
             .map(|file| {
                 let inside = file.strip_prefix(&root).unwrap();
-                Source {
-                    module: module_of(inside),
-                    path: format!("{folder}/{}", inside.display()),
-                    text: fs::read_to_string(file).unwrap(),
-                }
+                let path = format!("{folder}/{}", inside.display());
+                let text = fs::read_to_string(file).unwrap().parse();
+                let mut all = Vec::new();
+                flatten(text.unwrap_or_else(|error| panic!("{path}: {error}")), &mut all);
+                let (tokens, tests) = without_tests(&all);
+                Source { path, tokens, tests, module: module_of(inside) }
             })
             .collect();
         let mut tests = BTreeSet::new();
         for source in &all {
-            for name in test_modules(source.tokens()) {
-                tests.insert([source.parent_of_items(), vec![name]].concat());
+            for item in &source.tests {
+                if let [.., (module, _), (name, _), (end, _)] = &item[..]
+                    && (module, end) == (&"mod".to_owned(), &";".to_owned())
+                {
+                    tests.insert([source.parent_of_items(), vec![name.clone()]].concat());
+                }
             }
         }
         let is_test = |source: &Source| tests.iter().any(|test| source.module.starts_with(test));
@@ -279,12 +238,13 @@ impl Crate {
 
     /// The modules that [`LEVELS`] and [`FOREIGN`] name, and that do not exist.
     fn without_module(&self) -> Vec<String> {
-        let levels = LEVELS.iter().flat_map(|(folder, levels)| {
-            let names = levels.iter().flat_map(|level| *level);
-            names.map(move |name| {
-                if folder.is_empty() { (*name).to_owned() } else { format!("{folder}::{name}") }
-            })
-        });
+        let levels =
+            LEVELS.iter().flat_map(|(folder, levels)| {
+                let names = levels.split_whitespace().filter(|word| *word != "<");
+                names.map(move |name| {
+                    if folder.is_empty() { name.to_owned() } else { format!("{folder}::{name}") }
+                })
+            });
         let homes = FOREIGN.iter().flat_map(|(_, homes)| *homes).map(|home| (*home).to_owned());
         let is_missing = |module: &String| {
             let module: Vec<_> = module.split("::").map(str::to_owned).collect();
@@ -299,41 +259,60 @@ impl Crate {
     /// Everything that a file uses of another file of the crate.
     fn uses(&self) -> Vec<Use> {
         let paths: Vec<_> = self.shipped.iter().map(|source| self.paths(source)).collect();
-        let imports: Vec<BTreeMap<&str, &[String]>> = paths
-            .iter()
-            .map(|paths| {
-                let named = paths.iter().filter_map(|path| Some((path.name.as_deref()?, path)));
-                named.map(|(name, path)| (name, &path.segments[..])).collect()
-            })
-            .collect();
+        let named = |paths: &Vec<Named>| {
+            paths.iter().map(|(path, _, name)| (name.clone(), path.clone())).collect()
+        };
+        let imports: Vec<_> = paths.iter().map(named).collect();
         let mut uses = Vec::new();
         for (from, paths) in paths.iter().enumerate() {
-            for Named { line, segments, .. } in paths {
+            for (segments, line, _) in paths {
                 let to = self.definition(&imports, segments, 8);
                 if to != from {
-                    let path = segments.join("::");
-                    uses.push(Use { from, line: *line, to, path });
+                    uses.push(Use { from, line: *line, to, path: segments.join("::") });
                 }
             }
         }
         uses
     }
 
+    /// The paths in a file: after `crate::`, `self::`, `super::`, or the name of a child module.
     fn paths(&self, source: &Source) -> Vec<Named> {
-        let within = source.parent_of_items();
-        let is_child = |name: &str| {
-            let child = [&within[..], &[name.to_owned()]].concat();
-            self.file_of(&child).is_some() && child != source.module
-        };
-        let mut found = Vec::new();
-        paths(&within, &is_child, source.tokens(), &mut found);
+        let (tokens, mut found) = (&source.tokens, Vec::new());
+        let is = |at: usize, token| tokens.get(at).is_some_and(|(found, _)| found == token);
+        // The blocks around a token. That of an inner module is one step further from the root.
+        let (mut blocks, mut at) = (Vec::new(), 0);
+        while at < tokens.len() {
+            match tokens[at].0.as_str() {
+                "{" if at > 1 && is(at - 2, "mod") => blocks.push(Some(tokens[at - 1].0.clone())),
+                "{" => blocks.push(None),
+                "}" => drop(blocks.pop()),
+                _ => {}
+            }
+            at += 1;
+            let begins = is(at, "::") && !(at > 1 && is(at - 2, "::"));
+            let Some(start) = begins.then(|| tokens[at - 1].0.as_str()) else { continue };
+            let inner = blocks.iter().flatten().cloned();
+            let module: Vec<_> = source.parent_of_items().into_iter().chain(inner).collect();
+            let child = [&module[..], &[start.to_owned()]].concat();
+            let base = match start {
+                // `$crate` is for users, who see what `lib` exports. `pub(in crate::key)` uses nothing.
+                "crate" if at > 1 && ["$", "in"].iter().any(|it| is(at - 2, it)) => None,
+                "crate" => Some(Vec::new()),
+                "self" => Some(module),
+                "super" => Some(module[..module.len().saturating_sub(1)].to_vec()),
+                _ => self.file_of(&child).filter(|_| child != source.module).map(|_| child),
+            };
+            if let Some(base) = base {
+                at = expand(tokens, at + 1, base, &mut found);
+            }
+        }
         found
     }
 
     /// The file that defines an item. A re-export of a `mod.rs` leads to another file.
     fn definition(
         &self,
-        imports: &[BTreeMap<&str, &[String]>],
+        imports: &[BTreeMap<String, Vec<String>>],
         path: &[String],
         steps: u8,
     ) -> usize {
@@ -343,9 +322,9 @@ impl Crate {
             .find_map(|length| Some((length, self.file_of(&path[..length])?)));
         let Some((length, file)) = found else { return lib.expect("a crate has a `lib.rs`") };
         let source = &self.shipped[file];
-        let exported = path.get(length).and_then(|name| imports[file].get(name.as_str()));
+        let exported = path.get(length).and_then(|name| imports[file].get(name));
         match exported {
-            Some(origin) if steps > 0 && source.path.ends_with("/mod.rs") && *origin != path => {
+            Some(origin) if steps > 0 && source.path.ends_with("/mod.rs") && origin != path => {
                 self.definition(imports, origin, steps - 1)
             }
             _ => file,
@@ -400,19 +379,90 @@ impl Crate {
 }
 
 impl Source {
-    /// The file's tokens: no comments, and a string is one token.
-    fn tokens(&self) -> TokenStream {
-        self.text.parse().unwrap_or_else(|error| panic!("{}: {error}", self.path))
-    }
-
     /// The module that the file's items are in. Those of `lib` are in the root.
     fn parent_of_items(&self) -> Vec<String> {
         if self.module == ["lib"] { Vec::new() } else { self.module.clone() }
     }
 }
 
-fn level(levels: Levels, name: &str) -> Option<usize> {
-    levels.iter().position(|modules| modules.contains(&name))
+/// Reads the rest of a path: `DedupKey`, `{error::Error, key}`, `gate as door`. Returns the place after it.
+fn expand(tokens: &[Token], at: usize, mut base: Vec<String>, found: &mut Vec<Named>) -> usize {
+    let text = |at: usize| tokens.get(at).map_or("", |(token, _)| token.as_str());
+    match text(at) {
+        "{" => {
+            let mut at = at + 1;
+            while text(at) != "}" {
+                at = if text(at) == "," { at + 1 } else { expand(tokens, at, base.clone(), found) };
+            }
+            return at + 1;
+        }
+        "super" => drop(base.pop()),
+        "self" => {}
+        // `Type::<T>`: the path ends here.
+        "<" => {}
+        name => base.push(name.to_owned()),
+    }
+    if text(at + 1) == "::" {
+        return expand(tokens, at + 2, base, found);
+    }
+    let name = if text(at + 1) == "as" { text(at + 2) } else { base.last().map_or("", |it| it) };
+    found.push((base.clone(), tokens[at].1, name.to_owned()));
+    at + if text(at + 1) == "as" { 3 } else { 1 }
+}
+
+fn flatten(stream: TokenStream, tokens: &mut Vec<Token>) {
+    for token in stream {
+        let line = token.span().start().line;
+        match token {
+            TokenTree::Group(group) => {
+                let [open, close] = match group.delimiter() {
+                    Delimiter::Brace => ["{", "}"],
+                    Delimiter::Bracket => ["[", "]"],
+                    _ => ["(", ")"],
+                };
+                tokens.push((open.to_owned(), line));
+                flatten(group.stream(), tokens);
+                tokens.push((close.to_owned(), line));
+            }
+            token => match tokens.last_mut() {
+                Some((before, _)) if before == ":" && token.to_string() == ":" => before.push(':'),
+                _ => tokens.push((token.to_string(), line)),
+            },
+        }
+    }
+}
+
+/// The tokens that ship, and the items under `#[cfg(test)]`: each ends with its block or semicolon.
+fn without_tests(tokens: &[Token]) -> (Vec<Token>, Vec<Vec<Token>>) {
+    const CFG: [&str; 7] = ["#", "[", "cfg", "(", "test", ")", "]"];
+    let (mut shipped, mut tests, mut at) = (Vec::new(), Vec::new(), 0);
+    while at < tokens.len() {
+        let rest = tokens[at..].iter().map(|(token, _)| token.as_str());
+        if !rest.take(CFG.len()).eq(CFG) {
+            shipped.push(tokens[at].clone());
+            at += 1;
+            continue;
+        }
+        let (start, mut depth) = (at + CFG.len(), 0);
+        at = start;
+        loop {
+            match tokens[at].0.as_str() {
+                "{" | "[" | "(" => depth += 1,
+                "}" | "]" | ")" => depth -= 1,
+                _ => {}
+            }
+            at += 1;
+            if depth == 0 && ["}", ";"].contains(&tokens[at - 1].0.as_str()) {
+                break;
+            }
+        }
+        tests.push(tokens[start..at].to_vec());
+    }
+    (shipped, tests)
+}
+
+fn level(levels: &str, name: &str) -> Option<usize> {
+    levels.split(" < ").position(|level| level.split(' ').any(|module| module == name))
 }
 
 fn rust_files(folder: &Path, files: &mut Vec<PathBuf>) {

@@ -2,11 +2,9 @@
 
 mod guards;
 mod guide;
-mod metrics;
 mod observability;
 mod readme;
 mod recipes;
-mod records;
 mod shadow;
 #[path = "../support/mod.rs"]
 mod support;

@@ -1,5 +1,5 @@
-//! `examples/observability`: Prometheus accepts the alerts and the dashboard's queries, and every name in
-//! them is documented.
+//! The tables of metrics and records have what the code emits. `examples/observability`: Prometheus accepts the alerts and the
+//! dashboard's queries, and every name in them is in the table.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
@@ -8,7 +8,7 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
-use crate::guide::{read, sections};
+use crate::guide::{read, sections, sources};
 
 /// Labels of Prometheus itself.
 const SCRAPED: [&str; 3] = ["job", "instance", "le"];
@@ -55,10 +55,62 @@ fn words(text: &str) -> Vec<String> {
     text.split('`').skip(1).step_by(2).map(str::to_owned).collect()
 }
 
-/// The documented metrics: the name, and whether it is a histogram.
-fn documented() -> BTreeMap<String, bool> {
+/// The documented metrics, and the kind of each.
+fn documented() -> BTreeMap<String, String> {
     let rows = METRICS.lines().skip(2).map(|row| row.split('|').collect::<Vec<_>>());
-    rows.map(|row| (words(row[1]).remove(0), row[2].trim() == "histogram")).collect()
+    rows.map(|row| (words(row[1]).remove(0), row[2].trim().to_owned())).collect()
+}
+
+/// Returns the code of the Rust files of `folder`, without comments and in one line each.
+fn code(folder: &str) -> Vec<String> {
+    let code = |(_, source): (PathBuf, String)| {
+        let code = source.lines().filter(|line| !line.trim_start().starts_with("//"));
+        code.flat_map(str::split_whitespace).collect::<Vec<_>>().join(" ")
+    };
+    sources(folder).map(code).collect()
+}
+
+/// The table of records is made from their definitions.
+#[test]
+fn only_observe_emits_records() {
+    let all = code("src");
+    let mut records = Vec::new();
+    for source in &all {
+        for rest in source.split("tracing::").skip(1) {
+            let Some((level, rest)) = rest.split_once("!(") else { continue };
+            if ["error", "warn", "info", "debug", "trace", "event", "$level"].contains(&level) {
+                let target = rest.trim_start().split(',').next();
+                assert_eq!(target, Some("target: \"tower_dedup\""), "{rest:.80}");
+                records.push(level);
+            }
+        }
+    }
+    records.sort_unstable();
+    // The macro `records` of `observe/records.rs`, and the record of a delivery.
+    assert_eq!(records, ["$level", "event"], "a record that is not in the table");
+}
+
+/// The descriptions are made from the table, and the tests of the layer find a metric that is not described.
+#[test]
+fn documented_metrics_are_those_that_are_emitted() {
+    let emitting = code("src/observe").join(" ");
+    let words = emitting.split(|char: char| !(char.is_ascii_alphanumeric() || char == '_'));
+    let emitted: BTreeSet<_> = words.filter(|word| word.starts_with("tower_dedup_")).collect();
+    let documented = documented();
+    assert!(documented.keys().eq(emitted));
+    for (name, kind) in &documented {
+        assert!(["counter", "gauge", "histogram"].contains(&&**kind), "{name}: {kind}");
+        assert_eq!(name.ends_with("_total"), kind == "counter", "{name}");
+    }
+}
+
+#[test]
+fn every_histogram_has_recommended_buckets() {
+    let histograms = documented().into_iter().filter(|(_, kind)| kind == "histogram");
+    let histograms: BTreeSet<_> = histograms.map(|(name, _)| name).collect();
+    let all = tower_dedup::observe::metrics_buckets();
+    assert!(all.iter().all(|(_, buckets)| buckets.is_sorted()));
+    assert_eq!(histograms, all.iter().map(|(name, _)| (*name).to_owned()).collect());
 }
 
 /// The labels and their values that are documented. Those of outcomes are where they are defined: `Completed =
@@ -94,7 +146,9 @@ fn selectors(text: &str) -> Vec<(String, String)> {
         let (name, rest) = rest.split_at(rest.find(|char| !is_name(char)).unwrap_or(rest.len()));
         let series = ["_bucket", "_sum", "_count"];
         let base = series.iter().find_map(|suffix| name.strip_suffix(suffix));
-        let base = base.filter(|base| documented.get(*base) == Some(&true)).unwrap_or(name);
+        let base = base
+            .filter(|base| documented.get(*base).is_some_and(|kind| kind == "histogram"))
+            .unwrap_or(name);
         let inside = rest.strip_prefix('{').map_or("", |rest| rest.split('}').next().unwrap());
         (base.to_owned(), inside.to_owned())
     });

@@ -1,69 +1,55 @@
 //! One id with two payloads: compared, counted, and refused by choice; on every ledger and store.
 
-use std::convert::Infallible;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{Request, Response, StatusCode};
+use http::{Request, StatusCode};
 use sha2::Digest;
 use tower::Layer;
-use tower::util::BoxCloneSyncService;
 use tower_dedup::adapter::MemoryAdapter;
 use tower_dedup::adapter::contract::{CallTerms, DedupAdapter, Fetch, Token};
 use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
 use tower_dedup::key::{self, Event, Extracted, Keys};
 use tower_dedup::testing::{Fault, StoreCall};
 use tower_dedup::{
-    DedupHandle, DedupKey, DedupLayer, Deduplicator, KeyExtractor, Mode, OnMismatch, OnUnavailable,
-    Replay, ResponseBody, provider,
+    DedupKey, DedupLayer, Deduplicator, KeyExtractor, Mode, OnMismatch, OnUnavailable, Replay,
+    provider,
 };
 
-use crate::hooked::Hooked;
+use crate::faults::either;
+use crate::hooked::{BEFORE, Hooked};
+use crate::lists::words;
 use crate::support::ledgers::Setup;
 use crate::support::log::Log;
-use crate::support::{Body, Faulty, Handler, by_header, dedup_key, event, faulty, result, send};
+use crate::support::{Body, Handler, answered, by_header, dedup_key, event, faulty, result, send};
 
 const DAY: Duration = Duration::from_secs(86_400);
 
-/// The status and the result header of the answer.
-macro_rules! answer {
-    ($service:expr, $request:expr) => {{
-        let answer = send($service, $request).await;
-        (answer.status().as_u16(), result(&answer).map(str::to_owned))
-    }};
-}
-pub(crate) use answer;
+/// The status and the result header of an answer: of the handler, or of the layer.
+type Answer = (u16, Option<&'static str>);
 
-pub(crate) fn ran() -> (u16, Option<String>) {
-    (200, None)
-}
-
-pub(crate) fn duplicate() -> (u16, Option<String>) {
-    (200, Some("duplicate".to_owned()))
-}
-
-fn refused() -> (u16, Option<String>) {
-    (422, Some("mismatch".to_owned()))
-}
+pub(crate) const RAN: Answer = (200, None);
+pub(crate) const DUPLICATE: Answer = (200, Some("duplicate"));
+const REFUSED: Answer = (422, Some("mismatch"));
 
 async fn other_payload_is_422_with_refuse<S: Setup>(setup: S) {
     let handler = Handler::default();
     let layer =
         setup.layer(by_header()).await.compare_payload(key::body_digest(), OnMismatch::Refuse);
     let service = layer.layer(handler.service());
-    assert_eq!(answer!(&service, event("a", "one")), ran());
-    assert_eq!(answer!(&service, event("a", "two")), refused());
-    assert_eq!(answer!(&service, event("a", "one")), duplicate());
+    assert_eq!(answered(&send(&service, event("a", "one")).await), RAN);
+    assert_eq!(answered(&send(&service, event("a", "two")).await), REFUSED);
+    assert_eq!(answered(&send(&service, event("a", "one")).await), DUPLICATE);
     // Another process compares as well.
     let other = setup
         .layer(by_header())
         .await
         .compare_payload(key::body_digest(), OnMismatch::Refuse)
         .layer(handler.service());
-    assert_eq!(answer!(&other, event("a", "two")), refused());
-    assert_eq!(answer!(&other, event("a", "one")), duplicate());
-    assert_eq!(answer!(&other, event("b", "two")), ran());
+    assert_eq!(answered(&send(&other, event("a", "two")).await), REFUSED);
+    assert_eq!(answered(&send(&other, event("a", "one")).await), DUPLICATE);
+    assert_eq!(answered(&send(&other, event("b", "two")).await), RAN);
     assert_eq!(handler.runs(), 2);
 }
 
@@ -75,18 +61,18 @@ async fn events_of_one_delivery_are_compared_one_by_one<S: Setup>(setup: S) {
         .await
         .compare_payload(key::body_digest(), OnMismatch::Refuse)
         .layer(handler.service());
-    assert_eq!(answer!(&service, words("a=1 b=1 c=1")), ran());
-    assert_eq!(answer!(&service, words("c=1 a=1")), duplicate());
-    assert_eq!(answer!(&service, words("b=1")), duplicate());
-    assert_eq!(answer!(&service, words("a=2 b=1")), refused());
+    assert_eq!(answered(&send(&service, words("a=1 b=1 c=1")).await), RAN);
+    assert_eq!(answered(&send(&service, words("c=1 a=1")).await), DUPLICATE);
+    assert_eq!(answered(&send(&service, words("b=1")).await), DUPLICATE);
+    assert_eq!(answered(&send(&service, words("a=2 b=1")).await), REFUSED);
     assert_eq!(handler.runs(), 1);
     // The new event runs before the rest is refused, and is complete afterwards.
-    assert_eq!(answer!(&service, words("d=1 a=2")), refused());
+    assert_eq!(answered(&send(&service, words("d=1 a=2")).await), REFUSED);
     assert_eq!(handler.runs(), 2);
     let new: Vec<String> = handler.last().keys().map(|key| key.id().to_owned()).collect();
     assert_eq!(new, ["d"]);
-    assert_eq!(answer!(&service, words("d=1")), duplicate());
-    assert_eq!(answer!(&service, words("d=2")), refused());
+    assert_eq!(answered(&send(&service, words("d=1")).await), DUPLICATE);
+    assert_eq!(answered(&send(&service, words("d=2")).await), REFUSED);
     assert_eq!(handler.runs(), 2);
 }
 
@@ -119,10 +105,6 @@ fn by_word() -> KeyExtractor {
     })
 }
 
-fn words(words: &'static str) -> Request<Body> {
-    Request::post("/hook").body(Body::from(words)).unwrap()
-}
-
 /// Without `compare_payload`, the record has the digest of the whole body.
 #[tokio::test]
 async fn record_in_shadow_has_the_digest_of_the_first_events_payload() {
@@ -153,11 +135,11 @@ async fn only_the_named_parts_are_compared() {
         let service = DedupLayer::new(by_header(), MemoryAdapter::new())
             .compare_payload(part, OnMismatch::Refuse)
             .layer(handler.service());
-        for (body, expected) in bodies.into_iter().zip([ran(), duplicate(), refused()]) {
-            assert_eq!(answer!(&service, event("a", body)), expected, "{body}");
+        for (body, expected) in bodies.into_iter().zip([RAN, DUPLICATE, REFUSED]) {
+            assert_eq!(answered(&send(&service, event("a", body)).await), expected, "{body}");
         }
         // A malformed value cannot be trusted.
-        assert_eq!(answer!(&service, event("b", r#"{"amount":{}}"#)).0, 400);
+        assert_eq!(answered(&send(&service, event("b", r#"{"amount":{}}"#)).await).0, 400);
         assert_eq!(handler.runs(), 1);
     }
 }
@@ -178,13 +160,20 @@ async fn absent_or_null_value_differs_from_a_present_one() {
         "{}",
     ];
     for (id, first) in ["a", "b", "c", "d", "e"].into_iter().zip(bodies) {
-        assert_eq!(answer!(&service, event(id, first)), ran(), "{first}");
+        assert_eq!(answered(&send(&service, event(id, first)).await), RAN, "{first}");
         for body in bodies {
-            let expected = if body == first { duplicate() } else { refused() };
-            assert_eq!(answer!(&service, event(id, body)), expected, "{body} after {first}");
+            let expected = if body == first { DUPLICATE } else { REFUSED };
+            assert_eq!(
+                answered(&send(&service, event(id, body)).await),
+                expected,
+                "{body} after {first}"
+            );
         }
     }
-    assert_eq!(answer!(&service, event("e", r#"{"amount":null,"other":1}"#)), duplicate());
+    assert_eq!(
+        answered(&send(&service, event("e", r#"{"amount":null,"other":1}"#)).await),
+        DUPLICATE
+    );
     assert_eq!(handler.runs(), 5);
 }
 
@@ -193,11 +182,11 @@ async fn absent_or_null_value_differs_from_a_present_one() {
 async fn key_without_a_stored_digest_is_not_compared() {
     let (adapter, handler) = (Arc::new(MemoryAdapter::new()), Handler::default());
     let plain = DedupLayer::new(by_header(), Arc::clone(&adapter)).layer(handler.service());
-    assert_eq!(answer!(&plain, event("a", "one")), ran());
+    assert_eq!(answered(&send(&plain, event("a", "one")).await), RAN);
     let compared = DedupLayer::new(by_header(), adapter)
         .compare_payload(key::body_digest(), OnMismatch::Refuse)
         .layer(handler.service());
-    assert_eq!(answer!(&compared, event("a", "two")), duplicate());
+    assert_eq!(answered(&send(&compared, event("a", "two")).await), DUPLICATE);
 }
 
 /// Two events of one change have different bodies.
@@ -209,35 +198,20 @@ async fn second_identity_is_not_compared() {
     let service = DedupLayer::new(keys, Arc::clone(&adapter))
         .compare_payload(key::body_digest(), OnMismatch::Refuse)
         .layer(handler.service());
-    assert_eq!(answer!(&service, event("evt_1", r#"{"object":"in_1","n":1}"#)), ran());
-    assert_eq!(answer!(&service, event("evt_2", r#"{"object":"in_1","n":2}"#)), duplicate());
-    assert_eq!(answer!(&service, event("evt_2", r#"{"object":"in_1","n":3}"#)), duplicate());
-    assert_eq!(answer!(&service, event("evt_1", r#"{"object":"in_1","n":3}"#)), refused());
+    assert_eq!(answered(&send(&service, event("evt_1", r#"{"object":"in_1","n":1}"#)).await), RAN);
+    assert_eq!(
+        answered(&send(&service, event("evt_2", r#"{"object":"in_1","n":2}"#)).await),
+        DUPLICATE
+    );
+    assert_eq!(
+        answered(&send(&service, event("evt_2", r#"{"object":"in_1","n":3}"#)).await),
+        DUPLICATE
+    );
+    assert_eq!(
+        answered(&send(&service, event("evt_1", r#"{"object":"in_1","n":3}"#)).await),
+        REFUSED
+    );
     assert_eq!(handler.runs(), 1);
-}
-
-type Comparing = BoxCloneSyncService<Request<Body>, Response<ResponseBody<Body>>, Infallible>;
-
-/// A layer of either ledger that compares payloads.
-fn comparing(
-    store: &Arc<Faulty<MemoryAdapter>>,
-    on_arrival: bool,
-    open: OnUnavailable,
-    handler: &Handler,
-) -> (Comparing, DedupHandle) {
-    let store = Arc::clone(store);
-    macro_rules! layered {
-        ($layer:expr) => {{
-            let layer = $layer.store_timeout(Duration::from_millis(50)).on_unavailable(open);
-            let layer = layer.compare_payload(key::body_digest(), OnMismatch::Refuse);
-            (BoxCloneSyncService::new(layer.layer(handler.service())), layer.handle())
-        }};
-    }
-    if on_arrival {
-        layered!(DedupLayer::on_arrival(by_word(), store))
-    } else {
-        layered!(DedupLayer::new(by_word(), store))
-    }
 }
 
 /// If a store does not return stored data, no event of the delivery stays claimed, complete or acknowledged.
@@ -249,9 +223,16 @@ async fn store_that_does_not_return_stored_data_releases_the_new_events() {
             let known = CallTerms::on_claim(Token::random(), DAY);
             store.complete(&dedup_key("known"), &known).await.unwrap();
             store.set(StoreCall::Fetch, fault);
-            let (service, handle) =
-                comparing(&store, on_arrival, OnUnavailable::FailClosed, &handler);
-            assert_eq!(answer!(&service, words("known=1 new=1")).0, 503, "{fault:?}");
+            let (digest, refuse) = (key::body_digest(), OnMismatch::Refuse);
+            let layer = either!(
+                on_arrival,
+                by_word(),
+                store,
+                |layer| layer.compare_payload(digest, refuse),
+                handler
+            );
+            let (service, handle) = layer;
+            assert_eq!(answered(&send(&service, words("known=1 new=1")).await).0, 503, "{fault:?}");
             handle.drain().await;
             let state = store.get(&dedup_key("new")).await.unwrap().map(|entry| entry.state);
             let is_executed = matches!(fault, Fault::LoseReply | Fault::ExecuteAndFail);
@@ -259,7 +240,7 @@ async fn store_that_does_not_return_stored_data_releases_the_new_events() {
             let released = (is_executed && !on_arrival).then_some(KeyState::Released);
             assert_eq!((state, handler.runs()), (released, 0), "{fault:?} {on_arrival}");
             store.set(StoreCall::Fetch, Fault::None);
-            assert_eq!(answer!(&service, words("known=1 new=1")), ran());
+            assert_eq!(answered(&send(&service, words("known=1 new=1")).await), RAN);
         }
     }
 }
@@ -271,10 +252,17 @@ async fn unreadable_stored_data_is_503_even_if_the_layer_fails_open() {
         let (store, handler) = (faulty(MemoryAdapter::new()), Handler::default());
         let known = CallTerms::on_claim(Token::random(), DAY);
         store.complete(&dedup_key("known"), &known).await.unwrap();
-        let (service, _) = comparing(&store, on_arrival, OnUnavailable::FailOpen, &handler);
+        let (digest, open) = (key::body_digest(), OnUnavailable::FailOpen);
+        let (service, _) = either!(
+            on_arrival,
+            by_word(),
+            store,
+            |layer| layer.compare_payload(digest, OnMismatch::Refuse).on_unavailable(open),
+            handler
+        );
         for (fault, status, runs) in [(Fault::ExecuteAndFail, 503, 0), (Fault::Fail, 200, 1)] {
             store.set(StoreCall::Fetch, fault);
-            assert_eq!(answer!(&service, words("known=1")).0, status);
+            assert_eq!(answered(&send(&service, words("known=1")).await).0, status);
             assert_eq!(handler.runs(), runs, "{on_arrival}");
         }
     }
@@ -286,7 +274,7 @@ async fn unreadable_stored_data_is_503_even_if_the_layer_fails_open() {
 async fn responses_are_read_only_for_replay() {
     let fetched = Arc::<Mutex<Vec<Fetch>>>::default();
     let noted = Arc::clone(&fetched);
-    let store = Arc::new(Hooked::default().before(StoreCall::Claim, move |_, terms| {
+    let store = Arc::new(Hooked::default().on(BEFORE, StoreCall::Claim, move |_, terms| {
         noted.lock().unwrap().push(terms.fetch());
         async { Ok(()) }
     }));
@@ -295,27 +283,27 @@ async fn responses_are_read_only_for_replay() {
     let lease = DedupLayer::new(by_word(), Arc::clone(&store))
         .compare_payload(key::body_digest(), OnMismatch::Refuse)
         .layer(handler.service());
-    for (body, answer) in [("a=1", ran()), ("a=1", duplicate()), ("a=2", refused())] {
-        assert_eq!(answer!(&lease, words(body)), answer, "{body}");
+    for (body, answer) in [("a=1", RAN), ("a=1", DUPLICATE), ("a=2", REFUSED)] {
+        assert_eq!(answered(&send(&lease, words(body)).await), answer, "{body}");
     }
-    assert_eq!(answer!(&lease, words("a=1 b=1")), ran());
-    assert_eq!(answer!(&lease, words("a=1 b=1")), duplicate());
+    assert_eq!(answered(&send(&lease, words("a=1 b=1")).await), RAN);
+    assert_eq!(answered(&send(&lease, words("a=1 b=1")).await), DUPLICATE);
     assert_eq!(fetched(), [Fetch::Digest; 7]);
 
     let arrival = DedupLayer::on_arrival(by_word(), Arc::clone(&store))
         .compare_payload(key::body_digest(), OnMismatch::Refuse)
         .layer(handler.service());
-    assert_eq!(answer!(&arrival, words("a=1")), duplicate());
-    assert_eq!(answer!(&arrival, words("a=1 c=1")), ran());
+    assert_eq!(answered(&send(&arrival, words("a=1")).await), DUPLICATE);
+    assert_eq!(answered(&send(&arrival, words("a=1 c=1")).await), RAN);
     assert_eq!(fetched(), [Fetch::Digest; 3]);
 
     // Only the response to a single event is replayed; a multi-event delivery has none.
     let replaying = DedupLayer::new(by_word(), Arc::clone(&store))
         .replay(Replay::new())
         .layer(handler.service());
-    assert_eq!(answer!(&replaying, words("a=1")), duplicate());
+    assert_eq!(answered(&send(&replaying, words("a=1")).await), DUPLICATE);
     assert_eq!(fetched(), [Fetch::DigestAndResponse]);
-    assert_eq!(answer!(&replaying, words("a=1 b=1")), duplicate());
+    assert_eq!(answered(&send(&replaying, words("a=1 b=1")).await), DUPLICATE);
     assert_eq!(fetched(), [Fetch::Digest; 2]);
 }
 
@@ -350,8 +338,8 @@ async fn events_without_a_payload_of_their_own_are_not_compared() {
         );
         Request::post("/hook").body(Body::from(body)).unwrap()
     };
-    assert_eq!(answer!(&service, batch(0)), ran());
-    assert_eq!(answer!(&service, batch(1)), duplicate());
+    assert_eq!(answered(&send(&service, batch(0)).await), RAN);
+    assert_eq!(answered(&send(&service, batch(1)).await), DUPLICATE);
     assert_eq!(handler.runs(), 1);
 }
 
@@ -364,7 +352,7 @@ async fn reported_mismatch_replays_the_response() {
         .compare_payload(key::body_digest(), OnMismatch::Report)
         .replay(Replay::new())
         .layer(handler.service());
-    assert_eq!(answer!(&service, event("a", "one")), ran());
+    assert_eq!(answered(&send(&service, event("a", "one")).await), RAN);
     let answer = send(&service, event("a", "two")).await;
     assert_eq!(answer.status(), StatusCode::OK);
     assert_eq!(result(&answer), Some("duplicate"));

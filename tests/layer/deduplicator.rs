@@ -1,19 +1,17 @@
 //! `Deduplicator`: keys after a dropped future, and leases of several runtimes.
 
 use std::future::pending;
-use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
-use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use tower_dedup::adapter::contract::{CallTerms, ClaimReply, DedupAdapter, Token};
 use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
 use tower_dedup::key::Event;
 use tower_dedup::ledger::Ledger;
 use tower_dedup::testing::{Fault, StoreCall};
-use tower_dedup::{Deduplicator, Delivery, OnUnavailable, RunError, RunOutcome};
+use tower_dedup::{Deduplicator, Delivery, RunError, RunOutcome};
 
 use crate::metrics::work;
 use crate::support::log::Log;
@@ -233,72 +231,6 @@ async fn run_waits_for_an_event_that_another_call_runs() {
         assert_eq!(matches!(waited, Ok(RunOutcome::First(()))), expected_runs == 1, "{waited:?}");
         assert_eq!(matches!(waited, Ok(RunOutcome::Duplicate(_))), expected_runs == 0);
     }
-}
-
-#[tokio::test(start_paused = true)]
-async fn run_that_waits_ends_at_its_bound_and_never_runs_unprotected() {
-    let store = store();
-    let dedup = Deduplicator::new(Arc::clone(&store)).on_unavailable(OnUnavailable::FailOpen);
-    let (key, wake) = (dedup_key("a"), tokio::sync::Notify::new());
-    let running = dedup.run(&key, async |_| held(&wake, Ok(())).await);
-    let waiting = async {
-        let patient = dedup.clone().wait(Duration::from_secs(5));
-        let start = tokio::time::Instant::now();
-        let failing = async {
-            tokio::time::sleep(Duration::from_secs(1)).await;
-            store.set(StoreCall::Claim, Fault::Fail);
-        };
-        let run = patient.run(&key, async |_| Ok::<_, ()>(()));
-        let (ran, ()) = tokio::join!(run, failing);
-        assert!(matches!(ran, Ok(RunOutcome::InFlight)), "{ran:?}");
-        assert_eq!(start.elapsed().as_secs(), 5);
-        wake.notify_one();
-    };
-    let (_, ()) = tokio::join!(running, waiting);
-}
-
-#[tokio::test(start_paused = true)]
-async fn handler_past_its_timeout_is_dropped_and_its_key_released() {
-    let dedup = Deduplicator::new(store()).handler_timeout(Duration::from_secs(1));
-    let late = dedup.run(&dedup_key("a"), async |_| pending::<Result<(), ()>>().await).await;
-    assert!(matches!(late, Err(RunError::TimedOut)), "{late:?}");
-    let RunOutcome::First(delivery) = delivery_of(&dedup, "a").await else { panic!() };
-    assert_eq!((delivery.attempt(), delivery.is_takeover()), (2, false));
-}
-
-#[tokio::test]
-async fn panic_of_a_handler_is_resumed_once_its_key_is_released() {
-    let (log, _collecting) = Log::of_this_thread();
-    let store = store();
-    let (worker, key) = (worker(&store), dedup_key("a"));
-    let run = worker.run(&key, async |_| -> Result<(), ()> { panic!("told to") });
-    let panic = AssertUnwindSafe(run).catch_unwind().await.unwrap_err();
-    assert_eq!(panic.downcast_ref(), Some(&"told to"));
-    assert_eq!(log.last("delivery")["outcome"], "panicked");
-    assert_eq!(worker.pending_writes(), 0);
-    assert_runs(&delivery_of(&worker, "a").await);
-}
-
-#[tokio::test]
-async fn event_is_a_duplicate_under_its_second_identity() {
-    let dedup = Deduplicator::new(store());
-    let twin = |id| Event::new(dedup_key(id)).with_second_identity(dedup_key("order"));
-    let ran = dedup.run(twin("a"), async |_| Ok::<_, ()>(())).await;
-    assert!(matches!(ran, Ok(RunOutcome::First(()))), "{ran:?}");
-    let ran = dedup.run(twin("b"), async |_| Ok::<_, ()>(())).await;
-    assert!(matches!(ran, Ok(RunOutcome::Duplicate(_))), "{ran:?}");
-}
-
-#[tokio::test]
-async fn store_failure_runs_the_handler_only_if_the_deduplicator_fails_open() {
-    let store = store();
-    store.set(StoreCall::Claim, Fault::Fail);
-    let closed = Deduplicator::new(Arc::clone(&store));
-    let failed = closed.run(&dedup_key("a"), async |_| Ok::<_, ()>(())).await;
-    assert!(matches!(failed, Err(RunError::Store(_))), "{failed:?}");
-    let open = closed.on_unavailable(OnUnavailable::FailOpen);
-    let RunOutcome::First(delivery) = delivery_of(&open, "a").await else { panic!() };
-    assert!(delivery.is_unprotected());
 }
 
 #[tokio::test]

@@ -7,21 +7,20 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 use tower::Layer;
-use tower::util::BoxCloneSyncService;
 use tower_dedup::adapter::contract::{ClaimReply, DedupAdapter};
 use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
 use tower_dedup::ledger::OnArrival;
 use tower_dedup::testing::{Fault, StoreCall};
 use tower_dedup::{DedupHandle, DedupLayer, OnUnavailable, StoreError, StoreErrorKind};
 
-use crate::hooked::Hooked;
+use crate::hooked::{AFTER, BEFORE, Hooked};
 use crate::support::log::Log;
 use crate::support::{
     FaultyStore, Handler, answered, by_header, dedup_key, faulty_memory as store, request, result,
     send, spawn_send, state, terms, until,
 };
 
-const SOON: Duration = Duration::from_millis(100);
+pub(crate) const SOON: Duration = Duration::from_millis(100);
 
 fn lease(store: &FaultyStore) -> DedupLayer {
     DedupLayer::new(by_header(), Arc::clone(store)).store_timeout(SOON)
@@ -33,21 +32,27 @@ fn arrival(store: &FaultyStore) -> DedupLayer<OnArrival> {
 
 /// A layer of either ledger with these settings and a short lease, around a handler: the service, and its handle.
 macro_rules! either {
-    ($on_arrival:expr, $store:expr, |$layer:ident| $set:expr, $handler:expr) => {{
-        let (key, store) = (by_header(), Arc::clone(&$store));
+    ($on_arrival:expr, $store:expr, |$layer:ident| $set:expr, $handler:expr) => {
+        either!($on_arrival, by_header(), $store, |$layer| $set, $handler)
+    };
+    ($on_arrival:expr, $key:expr, $store:expr, |$layer:ident| $set:expr, $handler:expr) => {{
+        use tower::util::BoxCloneSyncService as Boxed;
+        let (key, store, soon) = ($key, Arc::clone(&$store), crate::faults::SOON);
         if $on_arrival {
-            let $layer = DedupLayer::on_arrival(key, store).store_timeout(SOON);
+            let $layer = DedupLayer::on_arrival(key, store).store_timeout(soon);
             let layer = $set;
-            (BoxCloneSyncService::new(layer.layer($handler.service())), layer.handle())
+            (Boxed::new(layer.layer($handler.service())), layer.handle())
         } else {
-            let $layer = DedupLayer::new(key, store).store_timeout(SOON).lease(SOON);
+            let $layer = DedupLayer::new(key, store).store_timeout(soon).lease(soon);
             let layer = $set;
-            (BoxCloneSyncService::new(layer.layer($handler.service())), layer.handle())
+            (Boxed::new(layer.layer($handler.service())), layer.handle())
         }
     }};
 }
+pub(crate) use either;
 
-async fn drained(handle: &DedupHandle) {
+/// Waits for the writes in the background.
+pub(crate) async fn drained(handle: &DedupHandle) {
     tokio::time::timeout(Duration::from_secs(20), handle.drain()).await.expect("drained");
 }
 
@@ -65,7 +70,7 @@ async fn becomes_complete(store: &FaultyStore, id: &str) {
 async fn run_never_begins_after_its_lease() {
     let ms = Duration::from_millis;
     let claims = AtomicUsize::new(0);
-    let store = Hooked::default().after(StoreCall::Claim, move |_, _| {
+    let store = Hooked::default().on(AFTER, StoreCall::Claim, move |_, _| {
         let is_late = claims.fetch_add(1, Ordering::SeqCst) == 0;
         async move {
             tokio::time::sleep(if is_late { ms(1_800) } else { ms(1) }).await;
@@ -225,7 +230,7 @@ async fn handler_that_outlives_its_lease_keeps_it() {
 async fn lease_of_a_held_row_is_not_lost_and_is_renewed_again_soon() {
     let renewals = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&renewals);
-    let mut store = Hooked::default().before(StoreCall::Renew, move |_, _| {
+    let mut store = Hooked::default().on(BEFORE, StoreCall::Renew, move |_, _| {
         count.fetch_add(1, Ordering::Relaxed);
         async { Ok(()) }
     });
@@ -386,13 +391,13 @@ async fn release_is_repeated_after_every_error_but_unsupported() {
         for on_arrival in [true, false] {
             let releases = Arc::new(AtomicUsize::new(0));
             let count = Arc::clone(&releases);
-            let store = Hooked::default().before(StoreCall::Release, move |_, _| {
+            let store = Hooked::default().on(BEFORE, StoreCall::Release, move |_, _| {
                 let is_refused = count.fetch_add(1, Ordering::SeqCst) < FAILED_RELEASES;
                 let refused = is_refused.then(|| StoreError::new(kind, "releasing keys"));
                 async { refused.map_or(Ok(()), Err) }
             });
             let lost = async || Err(StoreError::new(StoreErrorKind::Unavailable, "claiming keys"));
-            let store = Arc::new(store.after(StoreCall::Claim, move |_, _| lost()));
+            let store = Arc::new(store.on(AFTER, StoreCall::Claim, move |_, _| lost()));
             let (status, handle) = delivered(&store, on_arrival).await;
             assert_eq!(status, 503);
             handle.drain().await;

@@ -13,6 +13,9 @@ use tower_dedup::{DedupKey, StoreError};
 type Done = Result<(), StoreError>;
 type Hook = Box<dyn Fn(&DedupKey, &CallTerms) -> BoxFuture<'static, Done> + Send + Sync>;
 
+pub(crate) const BEFORE: bool = false;
+pub(crate) const AFTER: bool = true;
+
 #[derive(Default)]
 pub(crate) struct Hooked {
     pub(crate) store: MemoryAdapter,
@@ -23,28 +26,12 @@ pub(crate) struct Hooked {
 }
 
 impl Hooked {
-    /// Adds a hook before the calls of this kind. Its error is the reply, and nothing is executed.
-    pub(crate) fn before<F: Future<Output = Done> + Send + 'static>(
-        self,
-        call: StoreCall,
-        hook: impl Fn(&DedupKey, &CallTerms) -> F + Send + Sync + 'static,
-    ) -> Self {
-        self.with(call, false, hook)
-    }
-
-    /// Adds a hook after the calls of this kind. Its error is the reply.
-    pub(crate) fn after<F: Future<Output = Done> + Send + 'static>(
-        self,
-        call: StoreCall,
-        hook: impl Fn(&DedupKey, &CallTerms) -> F + Send + Sync + 'static,
-    ) -> Self {
-        self.with(call, true, hook)
-    }
-
-    fn with<F: Future<Output = Done> + Send + 'static>(
+    /// Adds a hook [`BEFORE`] or [`AFTER`] the calls of this kind. Its error is the reply. Before a call, nothing is executed
+    /// then.
+    pub(crate) fn on<F: Future<Output = Done> + Send + 'static>(
         mut self,
-        call: StoreCall,
         is_after: bool,
+        call: StoreCall,
         hook: impl Fn(&DedupKey, &CallTerms) -> F + Send + Sync + 'static,
     ) -> Self {
         let hook: Hook = Box::new(move |key, terms| Box::pin(hook(key, terms)));
@@ -64,11 +51,11 @@ impl Hooked {
             hook.map(|(.., hook)| hook(key, terms))
         };
         Box::pin(async move {
-            if let Some(hook) = hooked(false) {
+            if let Some(hook) = hooked(BEFORE) {
                 hook.await?;
             }
             let reply = execute.await;
-            if let Some(hook) = hooked(true) {
+            if let Some(hook) = hooked(AFTER) {
                 hook.await?;
             }
             reply

@@ -22,7 +22,7 @@ use tower_dedup::{
     ResponseBody, provider,
 };
 
-use crate::support::ledgers::Inner;
+use crate::replay::numbered;
 use crate::support::{Body, Handler, faulty, send, sqlite_url};
 
 const UUID: &str = "8e03978e-40d5-43e8-bc93-6894a57f9324";
@@ -51,21 +51,6 @@ fn by(principal: Principal, request: http::request::Builder) -> Request<Body> {
     request.extension(principal).body(Full::from("amount=5")).unwrap()
 }
 
-/// A service that responds with the number of its run, with 201 in place of 200.
-fn payments(handler: &Handler) -> impl Inner {
-    let runs = handler.clone();
-    handler.service().map_response(move |mut response: Response<Body>| {
-        if response.status() == 200 {
-            *response.status_mut() = StatusCode::CREATED;
-        }
-        let headers = response.headers_mut();
-        headers.insert(LOCATION, format!("/payments/{}", runs.runs()).parse().unwrap());
-        headers.insert(CONTENT_TYPE, "application/json".parse().unwrap());
-        headers.insert(SET_COOKIE, "session=secret".parse().unwrap());
-        response.map(|_| Full::from(format!("{{\"run\":{}}}", runs.runs())))
-    })
-}
-
 struct Answer {
     status: u16,
     headers: HeaderMap,
@@ -79,7 +64,7 @@ impl Answer {
         assert_eq!(self.header(CONTENT_TYPE), Some("application/json"));
         let body: Value = serde_json::from_slice(&self.body).unwrap();
         let run = body["run"].as_u64().unwrap();
-        assert_eq!(self.header(LOCATION), Some(&*format!("/payments/{run}")));
+        assert_eq!(self.header(LOCATION), Some(&*format!("/runs/{run}")));
         (self.status, run)
     }
 
@@ -128,26 +113,21 @@ where
     Answer { status: head.status.as_u16(), headers: head.headers, body, result }
 }
 
+/// After a server error, or a request for the same request again, the retry runs.
 #[tokio::test]
-async fn retry_after_a_client_error_gets_the_first_response() {
+async fn retry_after_a_client_error_gets_the_first_response_and_after_a_server_error_it_runs() {
     let store = Arc::new(MemoryAdapter::new());
-    for (key, status) in [("a", 400), ("b", 402), ("c", 403), ("d", 404), ("e", 422)] {
+    let client = [400, 402, 403, 404, 422].map(|status| (status, true));
+    let server = [101, 103, 401, 407, 408, 409, 421, 423, 425, 429, 500, 502, 503, 504, 600];
+    for (status, is_kept) in client.into_iter().chain(server.map(|status| (status, false))) {
         let handler = Handler::default().then(status);
-        let service = layer(Arc::clone(&store)).layer(payments(&handler));
-        assert_eq!(ask(&service, pay(key)).await.run(), (status, 1));
-        assert_eq!(paid(&service, pay(key)).await, (status, 1, true));
-    }
-}
-
-/// The server failed, or asks for the same request again.
-#[tokio::test]
-async fn retry_after_a_server_error_runs_again() {
-    let store = Arc::new(MemoryAdapter::new());
-    for status in [101, 103, 401, 407, 408, 409, 421, 423, 425, 429, 500, 502, 503, 504, 600] {
-        let handler = Handler::default().then(status);
-        let service = layer(Arc::clone(&store)).layer(payments(&handler));
+        let service = layer(Arc::clone(&store)).layer(numbered(&handler));
         let key = status.to_string();
-        assert_eq!(ask(&service, pay(&key)).await.run(), (status, 1));
+        assert_eq!(paid(&service, pay(&key)).await, (status, 1, false));
+        if is_kept {
+            assert_eq!(paid(&service, pay(&key)).await, (status, 1, true));
+            continue;
+        }
         assert_eq!(paid(&service, pay(&key)).await, (201, 2, false));
         assert_eq!(handler.last().attempt(), 2);
         assert_eq!(paid(&service, pay(&key)).await, (201, 2, true));
@@ -157,7 +137,7 @@ async fn retry_after_a_server_error_runs_again() {
 #[tokio::test(start_paused = true)]
 async fn concurrent_request_is_409() {
     let handler = Handler::default();
-    let service = layer(MemoryAdapter::new()).layer(payments(&handler));
+    let service = layer(MemoryAdapter::new()).layer(numbered(&handler));
     handler.hold();
     let first = tokio::spawn(service.clone().oneshot(pay(UUID)));
     handler.running(1).await;
@@ -175,7 +155,7 @@ async fn concurrent_request_is_409() {
 #[tokio::test]
 async fn other_payload_is_422() {
     let handler = Handler::default();
-    let service = layer(MemoryAdapter::new()).layer(payments(&handler));
+    let service = layer(MemoryAdapter::new()).layer(numbered(&handler));
     assert_eq!(ask(&service, pay(UUID)).await.run(), (201, 1));
     let (mut body, mut empty, mut query) = (pay(UUID), pay(UUID), pay(UUID));
     *body.body_mut() = Full::from("amount=500");
@@ -192,7 +172,7 @@ async fn other_payload_is_422() {
 #[tokio::test]
 async fn one_key_of_two_principals_or_operations_is_two_keys() {
     let handler = Handler::default();
-    let service = layer(MemoryAdapter::new()).layer(payments(&handler));
+    let service = layer(MemoryAdapter::new()).layer(numbered(&handler));
     let request = |principal, method: Method, path| {
         let request = Request::builder().method(method).uri(path).header("idempotency-key", UUID);
         by(Principal(principal), request)
@@ -227,7 +207,7 @@ async fn transactional_layer_has_the_same_answers() {
     let (dir, handler) = (tempfile::tempdir().unwrap(), Handler::default().then(402));
     let store = SqliteAdapter::connect(&sqlite_url(dir.path())).await.unwrap();
     let layer = DedupLayer::transactional_idempotency_key(principal(), store);
-    let service = layer.layer(payments(&handler));
+    let service = layer.layer(numbered(&handler));
     assert_eq!(ask(&service, pay(UUID)).await.run(), (402, 1));
     assert_eq!(paid(&service, pay(UUID)).await, (201, 2, false));
     assert_eq!(paid(&service, pay(&format!("\"{UUID}\""))).await, (201, 2, true));
@@ -247,13 +227,13 @@ async fn transactional_layer_has_the_same_answers() {
 async fn missing_key_is_400_unless_it_passes_through() {
     let handler = Handler::default();
     let layer = layer(MemoryAdapter::new());
-    let service = layer.clone().layer(payments(&handler));
+    let service = layer.clone().layer(numbered(&handler));
     let without = || by(Principal("alice"), Request::post("/payments"));
     assert_eq!(ask(&service, without()).await.problem(), (400, "invalid-key"));
     assert_eq!(handler.runs(), 0);
 
     let optional = layer.clone().on_missing_key(OnMissingKey::PassThrough);
-    let service = optional.layer(payments(&handler));
+    let service = optional.layer(numbered(&handler));
     for run in 1..3 {
         assert_eq!(paid(&service, without()).await, (201, run, false));
     }
@@ -271,7 +251,7 @@ async fn missing_key_is_400_unless_it_passes_through() {
 #[tokio::test(start_paused = true)]
 async fn key_expires_after_24_hours() {
     let handler = Handler::default();
-    let service = layer(MemoryAdapter::new()).layer(payments(&handler));
+    let service = layer(MemoryAdapter::new()).layer(numbered(&handler));
     assert_eq!(ask(&service, pay(UUID)).await.run(), (201, 1));
     tokio::time::advance(Duration::from_secs(86_400 - 1)).await;
     assert_eq!(paid(&service, pay(UUID)).await, (201, 1, true));
@@ -282,7 +262,7 @@ async fn key_expires_after_24_hours() {
 #[tokio::test]
 async fn post_and_patch_are_deduplicated_and_other_methods_are_not() {
     let handler = Handler::default();
-    let service = layer(MemoryAdapter::new()).layer(payments(&handler));
+    let service = layer(MemoryAdapter::new()).layer(numbered(&handler));
     for (method, is_replayed) in [
         (Method::POST, true),
         (Method::PATCH, true),
@@ -377,7 +357,7 @@ async fn response_whose_body_breaks_is_500_and_the_repetition_runs() {
     let problem: Value = serde_json::from_slice(&body).unwrap();
     let kind = format!("{DOCS}#broken-response");
     assert_eq!((&problem["status"], &problem["type"]), (&json!(500), &json!(kind)));
-    assert_eq!(ask(&layer.layer(payments(&handler)), pay(UUID)).await.run(), (201, 2));
+    assert_eq!(ask(&layer.layer(numbered(&handler)), pay(UUID)).await.run(), (201, 2));
 }
 
 #[tokio::test]
@@ -392,7 +372,7 @@ async fn problem_has_type_title_status_and_detail() {
         // RFC 9457, section 4.2.1: the title of `about:blank` is the status's.
         (layer, "about:blank", "Bad Request"),
     ] {
-        let answer = ask(&layer.layer(payments(&Handler::default())), pay("\"")).await;
+        let answer = ask(&layer.layer(numbered(&Handler::default())), pay("\"")).await;
         let mut problem: Value = serde_json::from_slice(&answer.body).unwrap();
         assert!(problem["detail"].take().is_string());
         let detail = Value::Null;
@@ -409,7 +389,7 @@ async fn problem_names_nothing_internal() {
     let (store, handler) = (faulty(MemoryAdapter::new()), Handler::default());
     let layer = layer(Arc::clone(&store)).problem_docs(DOCS);
     let layer = layer.body_limit(100).handler_timeout(Duration::from_secs(1));
-    let service = layer.clone().layer(payments(&handler));
+    let service = layer.clone().layer(numbered(&handler));
     let mut answers = Vec::new();
     for fault in [Fault::Fail, Fault::Hang, Fault::ExecuteAndFail] {
         store.set(StoreCall::Claim, fault);
@@ -428,7 +408,7 @@ async fn problem_names_nothing_internal() {
     handler.hold();
     answers.push(ask(&service, pay("slow")).await);
     assert_eq!(answers[5].problem(), (504, "handler-timeout"));
-    let strict = layer.require_verified().layer(payments(&handler));
+    let strict = layer.require_verified().layer(numbered(&handler));
     answers.push(ask(&strict, pay("unverified")).await);
     assert_eq!(answers[6].problem(), (500, "unverified"));
     for answer in answers {
@@ -451,7 +431,7 @@ async fn problem_names_nothing_internal() {
 async fn webhook_answers_have_no_problem_details_and_no_mark() {
     let handler = Handler::default();
     let layer = DedupLayer::new(provider::STANDARD_WEBHOOKS, MemoryAdapter::new());
-    let service = layer.clone().replay(tower_dedup::Replay::new()).layer(payments(&handler));
+    let service = layer.clone().replay(tower_dedup::Replay::new()).layer(numbered(&handler));
     let request = || Request::post("/").header("webhook-id", "a").body(Full::default()).unwrap();
     assert_eq!(ask(&service, request()).await.status, 201);
     let again = ask(&service, request()).await;

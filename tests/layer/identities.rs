@@ -12,6 +12,7 @@ use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
 use tower_dedup::key::{self, Event, Extracted};
 use tower_dedup::{DedupKey, DedupLayer, Delivery, KeyExtractor, OnInFlight};
 
+use crate::lists::words;
 use crate::support::ledgers::Setup;
 use crate::support::words::by_word;
 use crate::support::{Body, Handler, by_header, dedup_key, memory, result, send, terms};
@@ -23,10 +24,6 @@ const PROCESSES: usize = 2;
 fn by_id_and_change() -> KeyExtractor {
     let change = key::header("x-change");
     key::header("webhook-id").namespace("test").second_identity("change", change)
-}
-
-fn events(words: &'static str) -> Request<Body> {
-    Request::post("/hook").body(Body::from(words)).unwrap()
 }
 
 fn event(id: &str, change: &str) -> Request<Body> {
@@ -121,12 +118,12 @@ async fn idempotency_key_is_the_same_for_each_attempt() {
     {
         let handler = Handler::default().then(500);
         let service = DedupLayer::new(by_word(), memory()).layer(handler.service());
-        assert_eq!(send(&service, events(first)).await.status(), 500);
+        assert_eq!(send(&service, words(first)).await.status(), 500);
         let first = handler.last();
         if !second.is_empty() {
-            assert_eq!(send(&service, events(second)).await.status(), 200);
+            assert_eq!(send(&service, words(second)).await.status(), 200);
         }
-        assert_eq!(send(&service, events(again)).await.status(), 200);
+        assert_eq!(send(&service, words(again)).await.status(), 200);
         let last = handler.last();
         assert_eq!((last.key(), first.attempt(), last.attempt()), (&dedup_key("evt_2"), 1, 2));
         assert_eq!(first.idempotency_key("charge"), last.idempotency_key("charge"));
@@ -146,12 +143,12 @@ async fn second_identity_is_released_before_the_answer_if_the_key_is_not_claimed
     adapter.claim(&dedup_key("g"), &other).await.unwrap();
     let second = DedupKey::new("test.second", "w").unwrap();
     for expected in ["in-flight", "duplicate"] {
-        assert_eq!(result(&send(&service, events("g=w")).await), Some(expected));
+        assert_eq!(result(&send(&service, words("g=w")).await), Some(expected));
         let entry = adapter.get(&second).await.unwrap().unwrap();
         assert_eq!(entry.state, KeyState::Released, "{expected}");
         adapter.complete(&dedup_key("g"), &other).await.unwrap();
     }
     // So another event with this second identity runs.
-    assert_eq!(send(&service, events("h=w")).await.status(), 200);
+    assert_eq!(send(&service, words("h=w")).await.status(), 200);
     assert_eq!(handler.runs(), 1);
 }

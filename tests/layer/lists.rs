@@ -1,30 +1,38 @@
-//! The calls that a ledger makes for the keys of a list.
+//! The calls that a ledger makes for the keys of a list, and what it keeps of the list.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use bytes::Bytes;
+use http::{Request, StatusCode};
+use http_body_util::Full;
 use sqlx::sqlite::{SqliteConnectOptions, SqlitePoolOptions};
-use tower::Layer;
+use tower::{Layer, ServiceExt};
 use tower_dedup::adapter::contract::DedupAdapter;
 use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
 use tower_dedup::adapter::{MemoryAdapter, SqliteAdapter, SqliteOptions};
 use tower_dedup::internals::with_sqlite_bounds;
 use tower_dedup::testing::{Fault, StoreCall};
-use tower_dedup::{DedupLayer, OnInFlight, OnUnavailable, StoreError, StoreErrorKind};
+use tower_dedup::{
+    DedupLayer, OnInFlight, OnMismatch, OnUnavailable, StoreError, StoreErrorKind, key,
+};
 
-use crate::hooked::Hooked;
+use crate::hooked::{BEFORE, Hooked};
 use crate::support::words::by_word;
-use crate::support::{Body, Handler, answered, dedup_key, faulty, result, send, sqlite_url, terms};
+use crate::support::{
+    Body, Handler, answered, dedup_key, faulty, result, send, sqlite_url, terms, until,
+};
 
 const EVENTS: usize = 40;
 
-fn list(events: usize) -> http::Request<Body> {
+fn list(events: usize) -> Request<Body> {
     words((0..events).map(|number| format!("event-{number} ")).collect::<String>())
 }
 
-fn words(words: impl Into<Body>) -> http::Request<Body> {
-    http::Request::post("/").body(words.into()).unwrap()
+/// A request with an event for each of these words.
+pub(crate) fn words(words: impl Into<Body>) -> Request<Body> {
+    Request::post("/").body(words.into()).unwrap()
 }
 
 /// Otherwise the leases of the other events lapse, and they run again.
@@ -32,7 +40,7 @@ fn words(words: impl Into<Body>) -> http::Request<Body> {
 async fn key_that_cannot_be_completed_delays_no_other_key_of_its_list() {
     // Away when the list is completed. Then it refuses to complete one of its keys.
     let completions = AtomicUsize::new(0);
-    let store = Hooked::default().before(StoreCall::Complete, move |key, _| {
+    let store = Hooked::default().on(BEFORE, StoreCall::Complete, move |key, _| {
         let fault = match completions.fetch_add(1, Ordering::SeqCst) {
             0..EVENTS => Some(StoreErrorKind::Unavailable),
             _ => (key.id() == "event-3").then_some(StoreErrorKind::Refused),
@@ -58,7 +66,8 @@ async fn calls_of_a_list_are_made_at_once() {
         tokio::time::sleep(Duration::from_millis(500)).await;
         Ok(())
     };
-    let store = Hooked::default().before(StoreCall::Claim, slow).before(StoreCall::Complete, slow);
+    let store =
+        Hooked::default().on(BEFORE, StoreCall::Claim, slow).on(BEFORE, StoreCall::Complete, slow);
     let service = DedupLayer::new(by_word(), store).layer(Handler::default().service());
     let started = tokio::time::Instant::now();
     assert_eq!(answered(&send(&service, list(EVENTS)).await), (200, None));
@@ -82,7 +91,7 @@ async fn list_that_is_longer_than_the_queue_waits_for_room() {
 async fn store_that_refuses_every_call_of_a_list_is_asked_once_for_each() {
     let claims = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&claims);
-    let store = Hooked::default().before(StoreCall::Claim, move |_, _| {
+    let store = Hooked::default().on(BEFORE, StoreCall::Claim, move |_, _| {
         counted.fetch_add(1, Ordering::SeqCst);
         async { Err(StoreError::new(StoreErrorKind::Overloaded, "claiming keys")) }
     });
@@ -94,7 +103,7 @@ async fn store_that_refuses_every_call_of_a_list_is_asked_once_for_each() {
 /// Otherwise `a` would run again.
 #[tokio::test]
 async fn list_with_an_event_of_another_delivery_never_runs_unprotected() {
-    let store = Hooked::default().before(StoreCall::Claim, |key, _| {
+    let store = Hooked::default().on(BEFORE, StoreCall::Claim, |key, _| {
         let is_away = key.id() == "b";
         let fault = is_away.then(|| StoreError::new(StoreErrorKind::Unavailable, "claiming keys"));
         async { fault.map_or(Ok(()), Err) }
@@ -166,4 +175,36 @@ async fn key_that_sqlite_has_claimed_before_a_refusal_is_released() {
     handle.drain().await;
     let state = store.get(&dedup_key("b")).await.unwrap().unwrap().state;
     assert!(matches!(state, KeyState::Released), "{state:?}");
+}
+
+/// Thousands of completions may be pending for minutes. They must not hold the bodies in memory.
+#[tokio::test]
+async fn body_of_a_multi_event_delivery_is_dropped_while_its_completion_is_pending() {
+    struct Owner(#[expect(dead_code, reason = "it is counted")] Arc<()>);
+    impl AsRef<[u8]> for Owner {
+        fn as_ref(&self) -> &[u8] {
+            br#"{"events":[{"id":1},{"id":2}]}"#
+        }
+    }
+    let (store, handler) = (faulty(MemoryAdapter::new()), Handler::default());
+    let events = key::each("/events", key::json("/id")).namespace("acme");
+    store.set_all(Fault::Fail);
+    for fingerprint in [false, true] {
+        let dedup = DedupLayer::new(events.clone(), Arc::clone(&store));
+        let dedup = dedup.on_unavailable(OnUnavailable::FailOpen);
+        let dedup = if fingerprint {
+            dedup.compare_payload(key::body_digest(), OnMismatch::Refuse)
+        } else {
+            dedup
+        };
+        let handle = dedup.handle();
+        let owners = Arc::new(());
+        let body = Bytes::from_owner(Owner(Arc::clone(&owners)));
+        let request = Request::post("/").body(Full::new(body)).unwrap();
+        let response = dedup.layer(handler.service()).oneshot(request).await.unwrap();
+        assert_eq!((response.status(), handle.pending_writes()), (StatusCode::OK, 1));
+        drop(response);
+        until(|| Arc::strong_count(&owners) == 1).await;
+        assert_eq!(handle.pending_writes(), 1);
+    }
 }

@@ -7,13 +7,14 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use http::Request;
 use metrics_util::debugging::{DebugValue, Snapshotter};
+use tokio::time::{Instant, timeout};
 use tower::Layer;
 use tower_dedup::adapter::contract::DedupAdapter;
 use tower_dedup::key::{self, Event};
 use tower_dedup::testing::{Fault, StoreCall};
 use tower_dedup::{
-    DedupKey, DedupLayer, Deduplicator, Mode, OnMismatch, OnUnavailable, Replay, RunError,
-    RunOutcome,
+    DedupKey, DedupLayer, Deduplicator, Delivery, Mode, OnMismatch, OnUnavailable, Replay,
+    RunError, RunOutcome,
 };
 
 use crate::observe::{checked, measured, observed, value};
@@ -115,22 +116,6 @@ fn age_of_duplicates_is_recorded_in_seconds() {
     });
 }
 
-#[test]
-fn first_attempts_are_counted_by_their_result() {
-    observed(async |_, snapshotter| {
-        let handler = Handler::default().then(500).then(500).then(200).then(200);
-        let service = DedupLayer::new(by_header(), store()).layer(handler.service());
-        // Two failures and a success of one event, a success of another, and two duplicates.
-        for id in ["a", "a", "a", "b", "b", "a"] {
-            send(&service, request(id)).await;
-        }
-        let sums = measured(&snapshotter);
-        let results = ["failed", "completed"]
-            .map(|result| value(&sums, "tower_dedup_first_attempts_total", &["test", result]));
-        assert_eq!(results, [1.0, 1.0]);
-    });
-}
-
 /// The record says that the handler ran, and that another delivery runs the rest.
 #[test]
 fn list_with_an_event_in_flight_elsewhere_is_a_completed_attempt() {
@@ -159,12 +144,15 @@ pub(crate) async fn work(way: &str) -> Result<(), &'static str> {
     }
 }
 
+/// An attempt that is no success has released its key when it ends: the next run is the second, and no takeover.
 #[test]
 fn deduplicator_reports_every_outcome_as_a_layer_does() {
     observed(async |log, snapshotter| {
         let (watch, store) = ((log, snapshotter), store());
         let dedup = Deduplicator::new(Arc::clone(&store)).store_timeout(Duration::from_millis(50));
         let timed = dedup.clone().handler_timeout(Duration::from_millis(10));
+        let timed = timed.wait(Duration::from_millis(20));
+        let open = dedup.clone().on_unavailable(OnUnavailable::FailOpen);
         store.claim(&dedup_key("held"), &terms()).await.unwrap();
         for (number, (id, payload, way, outcome, level, attempt)) in [
             ("a", "one", "fails", "failed", "INFO", "1"),
@@ -172,18 +160,34 @@ fn deduplicator_reports_every_outcome_as_a_layer_does() {
             ("a", "one", "", "duplicate", "INFO", ""),
             ("a", "two", "", "mismatch", "WARN", ""),
             ("b", "", "hangs", "handler_timeout", "WARN", "1"),
+            ("b", "", "", "completed", "INFO", "2"),
             ("c", "", "panics", "panicked", "ERROR", "1"),
+            ("c", "", "", "completed", "INFO", "2"),
+            ("d=order", "", "", "completed", "INFO", "1"),
+            // By its second identity.
+            ("e=order", "", "", "duplicate", "INFO", ""),
             ("held", "", "", "in_flight", "INFO", ""),
-            ("d", "", "", "unavailable", "WARN", ""),
+            ("f", "", "", "unavailable", "WARN", ""),
+            ("f", "", "open", "completed", "INFO", "1"),
         ]
         .into_iter()
         .enumerate()
         {
-            let fault = if outcome == "unavailable" { Fault::Fail } else { Fault::None };
-            store.set(StoreCall::Claim, fault);
-            let event = Event::new(dedup_key(id)).with_payload(payload.into());
-            let run = timed.run(event, async |_| work(way).await);
-            let ended = match AssertUnwindSafe(run).catch_unwind().await {
+            let is_away = id == "f";
+            store.set(StoreCall::Claim, if is_away { Fault::Fail } else { Fault::None });
+            let (id, second) = id.split_once('=').unwrap_or((id, ""));
+            let mut event = Event::new(dedup_key(id)).with_payload(payload.into());
+            if !second.is_empty() {
+                event = event.with_second_identity(dedup_key(second));
+            }
+            let dedup = if way == "open" { &open } else { &timed };
+            let started = Instant::now();
+            let run = dedup.run(event, async |delivery: Delivery| {
+                assert_eq!((delivery.is_unprotected(), delivery.is_takeover()), (is_away, false));
+                work(way).await
+            });
+            let ended = timeout(Duration::from_secs(1), AssertUnwindSafe(run).catch_unwind());
+            let ended = match ended.await.expect("an end") {
                 Ok(Ok(RunOutcome::First(()))) => "completed",
                 Ok(Ok(RunOutcome::Duplicate(_))) => "duplicate",
                 Ok(Ok(RunOutcome::InFlight)) => "in_flight",
@@ -192,10 +196,13 @@ fn deduplicator_reports_every_outcome_as_a_layer_does() {
                 Ok(Err(RunError::TimedOut)) => "handler_timeout",
                 Ok(Err(RunError::Store(_))) => "unavailable",
                 Ok(other) => panic!("{other:?}"),
-                Err(_) => "panicked",
+                Err(panic) if panic.downcast_ref() == Some(&"on purpose") => "panicked",
+                Err(other) => panic!("{other:?}"),
             };
             assert_eq!(ended, outcome);
-            let (record, sums) = checked(&watch, number + 1, [outcome, level, ""]);
+            let bound = Duration::from_millis(if outcome == "in_flight" { 20 } else { 10 });
+            assert!(started.elapsed() <= bound, "{outcome}: {:?}", started.elapsed());
+            let (record, _) = checked(&watch, number + 1, [outcome, level, ""]);
             let field = |name| record.get(name).map_or("", String::as_str);
             let fields = ["id", "namespace", "keys", "attempt"].map(field);
             assert_eq!(fields, [id, "test", "1", attempt], "{record:?}");
@@ -203,10 +210,6 @@ fn deduplicator_reports_every_outcome_as_a_layer_does() {
             assert_eq!(record.contains_key("age_ms"), is_known, "{record:?}");
             let error = "calling a faulty adapter: the store is unavailable";
             assert_eq!(field("error") == error, outcome == "unavailable", "{record:?}");
-            let first =
-                |result| value(&sums, "tower_dedup_first_attempts_total", &["test", result]);
-            let failed_first = f64::from(u8::from(attempt == "1"));
-            assert_eq!([first("completed"), first("failed")], [0.0, failed_first], "{outcome}");
         }
         dedup.drain().await;
     });

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Body as AxumBody;
+use metrics::Unit;
 use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
 use tower::{Layer, ServiceExt};
 use tower_dedup::adapter::MemoryAdapter;
@@ -41,6 +42,7 @@ pub(crate) fn observed(run: impl AsyncFnOnce(Log, Snapshotter)) {
     });
     for (key, unit, text, _) in recorder.snapshotter().snapshot().into_vec() {
         assert!(unit.is_some() && text.is_some(), "not described: {key:?}");
+        assert_eq!(unit == Some(Unit::Seconds), key.key().name().ends_with("_seconds"), "{key:?}");
     }
 }
 
@@ -90,6 +92,12 @@ pub(crate) fn checked(
         assert_eq!(value(&sums, name, &[field("namespace"), outcome]), 1.0, "{outcome}: {sums:#?}");
     }
     assert_eq!(value(&sums, "tower_dedup_running", &[field("namespace")]), 0.0, "{outcome}");
+    let is_first = field("attempt") == "1";
+    let first = ["completed", "failed"].map(|result| {
+        value(&sums, "tower_dedup_first_attempts_total", &[field("namespace"), result]) == 1.0
+    });
+    let is_completed = outcome == "completed";
+    assert_eq!(first, [is_first && is_completed, is_first && !is_completed], "{record:?}");
     (record, sums)
 }
 

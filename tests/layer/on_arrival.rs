@@ -13,7 +13,7 @@ use tower_dedup::key::{self, Event, Extracted};
 use tower_dedup::testing::{Fault, StoreCall};
 use tower_dedup::{DedupLayer, KeyExtractor, OnInFlight, OnUnavailable};
 
-use crate::hooked::Hooked;
+use crate::hooked::{AFTER, BEFORE, Hooked};
 use crate::support::words::by_word;
 use crate::support::{
     Body, Handler, answered, by_header, dedup_key, faulty, memory, request, result, rows, send,
@@ -61,11 +61,11 @@ async fn every_key_of_a_delivery_is_released_by_a_store_that_is_slow() {
     let handler = Handler::default();
     let (claims, turn) = (AtomicUsize::new(0), Arc::new(Semaphore::new(1)));
     let slow = Hooked::default()
-        .after(StoreCall::Claim, move |_, _| {
+        .on(AFTER, StoreCall::Claim, move |_, _| {
             let is_lost = claims.fetch_add(1, Ordering::SeqCst) < 100;
             async move { if is_lost { pending().await } else { Ok(()) } }
         })
-        .before(StoreCall::Release, move |_, _| {
+        .on(BEFORE, StoreCall::Release, move |_, _| {
             let turn = Arc::clone(&turn);
             async move {
                 let _turn = turn.acquire().await;
@@ -123,11 +123,11 @@ async fn key_that_is_released_before_the_reply_is_never_a_duplicate() {
     };
     let (count, reply, release) = (Arc::clone(&claimed), wait(&replies), wait(&releases));
     let store = Hooked::default()
-        .after(StoreCall::Claim, move |_, _| {
+        .on(AFTER, StoreCall::Claim, move |_, _| {
             count.fetch_add(1, Ordering::SeqCst);
             reply()
         })
-        .before(StoreCall::Release, move |_, _| release());
+        .on(BEFORE, StoreCall::Release, move |_, _| release());
     let (store, handler) = (Arc::new(store), Handler::default());
     let layer = DedupLayer::on_arrival(by_header(), Arc::clone(&store));
     let layer = layer.on_in_flight(OnInFlight::Reject);
@@ -152,7 +152,7 @@ async fn duplicate_beside_a_claim_without_reply_waits_for_it() {
     for (at, later) in [(0, 500_000), (900, 200)] {
         let claims = Arc::new(AtomicUsize::new(0));
         let claimed = Arc::clone(&claims);
-        let store = Hooked::default().after(StoreCall::Claim, move |_, _| {
+        let store = Hooked::default().on(AFTER, StoreCall::Claim, move |_, _| {
             let is_lost = claimed.fetch_add(1, Ordering::SeqCst) == 0;
             async move { if is_lost { pending().await } else { Ok(()) } }
         });

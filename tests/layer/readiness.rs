@@ -13,7 +13,7 @@ use tower_dedup::adapter::contract::{CallTerms, DedupAdapter};
 use tower_dedup::testing::StoreCall;
 use tower_dedup::{DedupLayer, OnInFlight};
 
-use crate::hooked::Hooked;
+use crate::hooked::{BEFORE, Hooked};
 use crate::support::{Body, answered, by_header, dedup_key, request, terms, until};
 
 /// The calls that an inner service and a ledger saw, and their behaviour.
@@ -101,7 +101,7 @@ async fn staged(
 ) {
     let stage = Arc::new(Stage::default());
     let seen = Arc::clone(&stage);
-    let store = Hooked::default().before(StoreCall::Claim, move |_, _| {
+    let store = Hooked::default().on(BEFORE, StoreCall::Claim, move |_, _| {
         seen.ready_at_begin.lock().unwrap().push(seen.ready.load(Ordering::SeqCst));
         async { Ok(()) }
     });

@@ -7,7 +7,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::{CONTENT_ENCODING, CONTENT_TYPE, ETAG, SET_COOKIE};
+use http::header::{CONTENT_ENCODING, CONTENT_TYPE, ETAG, LOCATION, SET_COOKIE};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode};
 use http_body::Frame;
 use http_body_util::{BodyExt, Full, StreamBody};
@@ -31,19 +31,21 @@ async fn layer<S: Setup<Ledger: Replaying>>(setup: &S) -> DedupLayer<S::Ledger> 
     S::Ledger::replaying(setup.layer(by_header()).await)
 }
 
-/// A handler whose successes have a status, some headers, and a body with the number of the run.
-fn numbered(handler: &Handler) -> impl Inner {
+/// A handler whose responses have the number of the run, some headers, and 201 in place of 200.
+pub(crate) fn numbered(handler: &Handler) -> impl Inner {
     let runs = handler.clone();
     handler.service().map_response(move |mut response: Response<Body>| {
         if response.status() == 200 {
-            *response.status_mut() = StatusCode::ACCEPTED;
+            *response.status_mut() = StatusCode::CREATED;
         }
+        let (run, headers) = (runs.runs(), response.headers_mut());
+        headers.insert(LOCATION, format!("/runs/{run}").parse().unwrap());
         for (name, value) in
-            [(CONTENT_TYPE, "text/xml"), (SET_COOKIE, "session=secret"), (ETAG, "\"1\"")]
+            [(CONTENT_TYPE, "application/json"), (SET_COOKIE, "session=secret"), (ETAG, "\"1\"")]
         {
-            response.headers_mut().insert(name, HeaderValue::from_static(value));
+            headers.insert(name, HeaderValue::from_static(value));
         }
-        response.map(|_| Full::from(format!("<Response>{}</Response>", runs.runs())))
+        response.map(|_| Full::from(format!("{{\"run\":{run}}}")))
     })
 }
 
@@ -62,12 +64,13 @@ where
     (status, result, kind, response.into_body().collect().await.unwrap().to_bytes())
 }
 
-fn first(body: &'static str) -> (u16, Option<String>, Option<String>, Bytes) {
-    (202, None, Some("text/xml".to_owned()), Bytes::from_static(body.as_bytes()))
+fn first(run: u8) -> (u16, Option<String>, Option<String>, Bytes) {
+    (201, None, Some("application/json".to_owned()), format!("{{\"run\":{run}}}").into())
 }
 
-fn again(body: &'static str) -> (u16, Option<String>, Option<String>, Bytes) {
-    (202, Some("duplicate".to_owned()), Some("text/xml".to_owned()), body.into())
+fn again(run: u8) -> (u16, Option<String>, Option<String>, Bytes) {
+    let (status, _, kind, body) = first(run);
+    (status, Some("duplicate".to_owned()), kind, body)
 }
 
 fn empty() -> (u16, Option<String>, Option<String>, Bytes) {
@@ -80,20 +83,20 @@ async fn duplicate_gets_the_first_response<S: Setup<Ledger: Replaying>>(setup: S
     let service = layer(&setup).await.layer(inner.clone());
     let answer = send(&service, request("a")).await;
     assert_eq!(answer.headers()[SET_COOKIE], "session=secret", "the first has all of it");
-    assert_eq!(seen(answer).await, first("<Response>1</Response>"));
+    assert_eq!(seen(answer).await, first(1));
     for _ in 0..2 {
         let answer = send(&service, request("a")).await;
         assert!(!answer.headers().contains_key(SET_COOKIE), "a cookie is for one client");
         assert!(!answer.headers().contains_key(ETAG), "not one of the chosen headers");
         assert_eq!(answer.extensions().get(), Some(&DedupAnswer::Duplicate));
-        assert_eq!(seen(answer).await, again("<Response>1</Response>"));
+        assert_eq!(seen(answer).await, again(1));
     }
     // Another process, another event.
     let other = layer(&setup).await.layer(inner);
     let answer = other.clone().oneshot(request("a")).await.unwrap();
-    assert_eq!(seen(answer).await, again("<Response>1</Response>"));
+    assert_eq!(seen(answer).await, again(1));
     let answer = other.oneshot(request("b")).await.unwrap();
-    assert_eq!(seen(answer).await, first("<Response>2</Response>"));
+    assert_eq!(seen(answer).await, first(2));
     assert_eq!(handler.runs(), 2);
 }
 
@@ -106,16 +109,16 @@ async fn delivery_that_waited_gets_the_first_response<S: Setup<Ledger: Replaying
     let two = tokio::spawn(service.oneshot(request("a")));
     until(|| handle.waiting() == 1).await;
     handler.release();
-    assert_eq!(seen(one.await.unwrap().unwrap()).await, first("<Response>1</Response>"));
-    assert_eq!(seen(two.await.unwrap().unwrap()).await, again("<Response>1</Response>"));
+    assert_eq!(seen(one.await.unwrap().unwrap()).await, first(1));
+    assert_eq!(seen(two.await.unwrap().unwrap()).await, again(1));
 }
 
 async fn failure_is_not_stored_and_a_success_after_it_is<S: Setup<Ledger: Replaying>>(setup: S) {
     let handler = Handler::default().then(500);
     let service = layer(&setup).await.layer(numbered(&handler));
-    let mut failed = first("<Response>1</Response>");
+    let mut failed = first(1);
     failed.0 = 500;
-    for answer in [failed, first("<Response>2</Response>"), again("<Response>2</Response>")] {
+    for answer in [failed, first(2), again(2)] {
         assert_eq!(seen(send(&service, request("a")).await).await, answer);
     }
 }
@@ -126,10 +129,10 @@ async fn response_stored_before_the_key_expired_is_gone<S: Setup<Ledger: Replayi
     let inner = numbered(&handler);
     let service = layer(&setup).await.layer(inner.clone());
     let answer = send(&service, request("a")).await;
-    assert_eq!(seen(answer).await, first("<Response>1</Response>"));
+    assert_eq!(seen(answer).await, first(1));
     setup.age(Duration::from_secs(40 * 86_400)).await;
     let plain = setup.layer(by_header()).await.layer(inner.clone());
-    assert_eq!(seen(send(&plain, request("a")).await).await, first("<Response>2</Response>"));
+    assert_eq!(seen(send(&plain, request("a")).await).await, first(2));
     let replaying = layer(&setup).await.layer(inner);
     assert_eq!(seen(replaying.oneshot(request("a")).await.unwrap()).await, empty());
     assert_eq!(handler.runs(), 2);
@@ -213,12 +216,12 @@ async fn response_of_the_event_that_the_second_identity_names_is_replayed() {
         DedupLayer::new(keys, MemoryAdapter::new()).replay(Replay::new()).layer(numbered(&handler));
     let event = |id: &str, body: &'static str| request(id).map(|_| Body::from(body));
     for (id, body, expected) in [
-        ("k1", "one", first("<Response>1</Response>")),
-        ("k2", "two", first("<Response>2</Response>")),
-        ("k1", "one", again("<Response>1</Response>")),
-        ("k1", "two", again("<Response>2</Response>")),
-        ("k1", "three", again("<Response>1</Response>")),
-        ("k3", "one", again("<Response>1</Response>")),
+        ("k1", "one", first(1)),
+        ("k2", "two", first(2)),
+        ("k1", "one", again(1)),
+        ("k1", "two", again(2)),
+        ("k1", "three", again(1)),
+        ("k3", "one", again(1)),
     ] {
         assert_eq!(seen(service.clone().oneshot(event(id, body)).await.unwrap()).await, expected);
     }
@@ -359,14 +362,14 @@ async fn response_is_replayed_while_its_completion_is_pending() {
     let service = layer.layer(numbered(&handler));
     store.set(StoreCall::Complete, Fault::Fail);
     let answer = send(&service, request("a")).await;
-    assert_eq!(seen(answer).await, first("<Response>1</Response>"));
+    assert_eq!(seen(answer).await, first(1));
     assert_eq!(stored_data(&*store, &dedup_key("a")).await, None);
     let answer = send(&service, request("a")).await;
-    assert_eq!(seen(answer).await, again("<Response>1</Response>"));
+    assert_eq!(seen(answer).await, again(1));
     store.set(StoreCall::Complete, Fault::None);
     handle.drain().await;
     let answer = service.oneshot(request("a")).await.unwrap();
-    assert_eq!(seen(answer).await, again("<Response>1</Response>"));
+    assert_eq!(seen(answer).await, again(1));
     assert_eq!(handler.runs(), 1);
 }
 
@@ -382,12 +385,12 @@ async fn response_to_a_multi_event_delivery_is_not_stored_and_either_identity_re
         let request = Request::post("/").body(Body::from(words)).unwrap();
         seen(service.clone().oneshot(request).await.unwrap()).await
     };
-    assert_eq!(deliver("a b").await, first("<Response>1</Response>"));
+    assert_eq!(deliver("a b").await, first(1));
     assert_eq!(deliver("a b").await, empty());
     assert_eq!(deliver("a").await, empty());
-    assert_eq!(deliver("evt_1=paid").await, first("<Response>2</Response>"));
-    assert_eq!(deliver("evt_2=paid").await, again("<Response>2</Response>"));
-    assert_eq!(deliver("evt_1").await, again("<Response>2</Response>"));
+    assert_eq!(deliver("evt_1=paid").await, first(2));
+    assert_eq!(deliver("evt_2=paid").await, again(2));
+    assert_eq!(deliver("evt_1").await, again(2));
     // A stored response answers for its own event, not for a delivery with other events.
     assert_eq!(deliver("evt_1 a").await, empty());
 }

@@ -2,7 +2,6 @@
 //! layer twice.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use axum::Router;
@@ -16,8 +15,9 @@ use tower_dedup::{
     CommitError, DedupLayer, Delivery, OnMissingKey, StoreError, StoreErrorKind, key, provider,
 };
 
+use crate::compare_payload::{DUPLICATE, RAN};
 use crate::support::log::Log;
-use crate::support::{memory as store, result};
+use crate::support::{Handler, answered, memory as store, result};
 
 /// Collects the log records of this thread while `run` runs.
 fn logged(run: impl AsyncFnOnce()) -> Log {
@@ -35,49 +35,27 @@ fn levels(log: &Log, message: &str) -> Vec<String> {
 const OTHER_PATH: &str = "handled on another path";
 const NESTED: &str = "nested layers";
 
-#[derive(Clone, Default)]
-struct Runs(Arc<AtomicUsize>);
-
-impl Runs {
-    fn count(&self) -> usize {
-        self.0.load(Ordering::SeqCst)
-    }
-
-    fn route(&self) -> MethodRouter {
-        let runs = self.clone();
-        post(async move |_: Delivery| {
-            runs.0.fetch_add(1, Ordering::SeqCst);
-            "handled"
-        })
-    }
+fn route(handler: &Handler) -> MethodRouter {
+    axum::routing::post_service(handler.service())
 }
 
-async fn deliver(app: &Router, path: &str, id: &str) -> (u16, Option<String>) {
+async fn deliver(app: &Router, path: &str, id: &str) -> axum::response::Response {
     let body = Body::from(format!(r#"{{"id": "{id}"}}"#));
-    let response = app.clone().oneshot(Request::post(path).body(body).unwrap()).await.unwrap();
-    (response.status().as_u16(), result(&response).map(str::to_owned))
-}
-
-fn handled() -> (u16, Option<String>) {
-    (200, None)
-}
-
-fn duplicate() -> (u16, Option<String>) {
-    (200, Some("duplicate".to_owned()))
+    app.clone().oneshot(Request::post(path).body(body).unwrap()).await.unwrap()
 }
 
 #[test]
 fn layers_of_one_namespace_on_two_routes_warn_that_the_second_has_not_run() {
     let log = logged(async || {
-        let (runs, store) = (Runs::default(), store());
-        let route = || runs.route().layer(DedupLayer::new(provider::STRIPE, Arc::clone(&store)));
+        let (runs, store) = (Handler::default(), store());
+        let route = || route(&runs).layer(DedupLayer::new(provider::STRIPE, Arc::clone(&store)));
         let app = Router::new().route("/two-layers/billing", route());
         let app = app.route("/two-layers/tax", route());
         for id in ["two_layers_1", "two_layers_2"] {
-            assert_eq!(deliver(&app, "/two-layers/billing", id).await, handled());
-            assert_eq!(deliver(&app, "/two-layers/tax", id).await, duplicate());
+            assert_eq!(answered(&deliver(&app, "/two-layers/billing", id).await), RAN);
+            assert_eq!(answered(&deliver(&app, "/two-layers/tax", id).await), DUPLICATE);
         }
-        assert_eq!(runs.count(), 2);
+        assert_eq!(runs.runs(), 2);
     });
     // Twice within a minute, reported once.
     assert_eq!(levels(&log, OTHER_PATH), ["ERROR"]);
@@ -86,35 +64,35 @@ fn layers_of_one_namespace_on_two_routes_warn_that_the_second_has_not_run() {
 #[test]
 fn one_layer_with_the_route_in_its_namespace_runs_both_handlers() {
     let log = logged(async || {
-        let (billing, tenants) = (Runs::default(), Runs::default());
+        let (billing, tenants) = (Handler::default(), Handler::default());
         let keys = provider::STRIPE.extractor().namespace_by(|request| {
             Some(request.extensions().get::<MatchedPath>()?.as_str().to_owned())
         });
-        let inner = Router::new().route("/{tenant}", tenants.route());
+        let inner = Router::new().route("/{tenant}", route(&tenants));
         let app = Router::new()
-            .route("/matched/billing", billing.route())
+            .route("/matched/billing", route(&billing))
             .nest("/matched/tenants", inner)
             .layer(DedupLayer::new(keys, store()));
         for path in ["/matched/billing", "/matched/tenants/a"] {
-            assert_eq!(deliver(&app, path, "matched").await, handled());
-            assert_eq!(deliver(&app, path, "matched").await, duplicate());
+            assert_eq!(answered(&deliver(&app, path, "matched").await), RAN);
+            assert_eq!(answered(&deliver(&app, path, "matched").await), DUPLICATE);
         }
         // One route, one handler: one namespace.
-        assert_eq!(deliver(&app, "/matched/tenants/b", "matched").await, duplicate());
-        assert_eq!((billing.count(), tenants.count()), (1, 1));
+        assert_eq!(answered(&deliver(&app, "/matched/tenants/b", "matched").await), DUPLICATE);
+        assert_eq!((billing.runs(), tenants.runs()), (1, 1));
     });
     assert_eq!(levels(&log, OTHER_PATH), ["ERROR"], "of the other tenant");
 }
 
 async fn twice<L: Ledger>(layer: DedupLayer<L>) {
-    let runs = Runs::default();
-    let api = Router::new().route("/hook", runs.route()).layer(layer.clone());
+    let runs = Handler::default();
+    let api = Router::new().route("/hook", route(&runs)).layer(layer.clone());
     let app = Router::new().nest("/api", api).layer(layer);
     for id in ["twice_1", "twice_2"] {
-        assert_eq!(deliver(&app, "/api/hook", id).await, handled());
-        assert_eq!(deliver(&app, "/api/hook", id).await, duplicate());
+        assert_eq!(answered(&deliver(&app, "/api/hook", id).await), RAN);
+        assert_eq!(answered(&deliver(&app, "/api/hook", id).await), DUPLICATE);
     }
-    assert_eq!(runs.count(), 2);
+    assert_eq!(runs.runs(), 2);
 }
 
 #[test]
@@ -126,20 +104,25 @@ fn layer_applied_twice_runs_its_handler_and_warns_once() {
 }
 
 #[test]
-fn retention_below_the_floor_of_the_sender_warns_and_is_used() {
+fn setting_below_what_the_sender_needs_warns_once() {
     const DAY: Duration = Duration::from_secs(86_400);
-    let floor = provider::ADYEN.retention_floor();
-    assert!(floor > 30 * DAY, "above the default");
-    let log = logged(async || {
-        let _short = DedupLayer::new(provider::ADYEN, store()).retention(floor - DAY);
-    });
-    let short = "the retention is shorter than the time in which this sender may deliver";
-    assert_eq!(levels(&log, short), ["WARN"]);
-    let log = logged(async || {
-        let _default = DedupLayer::new(provider::ADYEN, store());
-        let _long = DedupLayer::new(provider::ADYEN, store()).retention(floor);
-    });
-    assert_eq!(log.len(), 0);
+    const FLOOR: Duration = provider::ADYEN.retention_floor();
+    assert!(FLOOR > 30 * DAY, "above the default");
+    type Set = fn(DedupLayer) -> DedupLayer;
+    let rows: [(_, Set, _); 7] = [
+        (provider::ADYEN, |layer| layer, ""),
+        (provider::ADYEN, |layer| layer.retention(FLOOR), ""),
+        (provider::ADYEN, |layer| layer.retention(FLOOR - DAY), "the retention is shorter than"),
+        (provider::GITHUB, |layer| layer, ""),
+        (provider::GITHUB, |layer| layer.body_limit(25 << 20), ""),
+        (provider::GITHUB, |layer| layer.body_limit(10), "the body limit is smaller than"),
+        (provider::STRIPE, |layer| layer.body_limit(10), ""),
+    ];
+    for (preset, set, warning) in rows {
+        let log = logged(async || drop(set(DedupLayer::new(preset, store()))));
+        assert_eq!(log.len(), usize::from(!warning.is_empty()), "{preset:?}");
+        assert_eq!(levels(&log, warning), vec!["WARN"; log.len()], "{preset:?}: {warning}");
+    }
 }
 
 /// A key is remembered for the default of 30 days, or for the sender's floor if that is longer.
@@ -147,11 +130,11 @@ fn retention_below_the_floor_of_the_sender_warns_and_is_used() {
 async fn default_retention_is_raised_to_the_floor_of_the_sender() {
     const DAY: Duration = Duration::from_secs(86_400);
     for (floor, default) in [(60 * DAY, 60 * DAY), (DAY, 30 * DAY)] {
-        let (runs, store) = (Runs::default(), store());
+        let (runs, store) = (Handler::default(), store());
         let keys = key::json("/id").namespace("floor").retention_floor(floor);
         let app =
-            Router::new().route("/", runs.route()).layer(DedupLayer::new(keys, Arc::clone(&store)));
-        assert_eq!(deliver(&app, "/", "evt_1").await, handled());
+            Router::new().route("/", route(&runs)).layer(DedupLayer::new(keys, Arc::clone(&store)));
+        assert_eq!(answered(&deliver(&app, "/", "evt_1").await), RAN);
         let key = tower_dedup::DedupKey::new("floor", "evt_1").unwrap();
         let entry = store.get(&key).await.unwrap().unwrap();
         let retention = entry.expires_at.duration_since(entry.first_seen_at).unwrap();
@@ -160,37 +143,17 @@ async fn default_retention_is_raised_to_the_floor_of_the_sender() {
     }
 }
 
-#[test]
-fn body_limit_below_the_largest_body_of_the_sender_warns_once_and_is_used() {
-    let push = |bytes: usize| {
-        let push = Request::post("/").header("x-github-delivery", format!("push-{bytes}"));
-        push.body(Body::from(vec![b' '; bytes])).unwrap()
-    };
-    let log = logged(async || {
-        let dedup = DedupLayer::new(provider::GITHUB, store()).body_limit(10);
-        let app = Router::new().route("/", post(async || ()).layer(dedup));
-        assert_eq!(app.clone().oneshot(push(10)).await.unwrap().status(), 200);
-        assert_eq!(app.clone().oneshot(push(11)).await.unwrap().status(), 413);
-    });
-    let small = "the body limit is smaller than the largest body of this sender";
-    assert_eq!(levels(&log, small), ["WARN"]);
-    let log = logged(async || {
-        let _default = DedupLayer::new(provider::GITHUB, store());
-        let _large = DedupLayer::new(provider::GITHUB, store()).body_limit(25 << 20);
-        let _unknown = DedupLayer::new(provider::STRIPE, store()).body_limit(10);
-    });
-    assert!(levels(&log, small).is_empty());
-}
-
 /// axum's extractors take such a body too. The layer raises the default of axum, and no limit that the application has
 /// chosen.
 #[tokio::test]
 async fn default_body_limit_is_raised_to_the_largest_body_of_the_sender() {
     use axum::extract::DefaultBodyLimit;
     const MB: usize = 1 << 20;
-    let github = || provider::GITHUB.extractor();
-    let other = || key::header("x-github-delivery").namespace("stripe");
-    for (keys, limit, bytes, status) in [
+    let github = || DedupLayer::new(provider::GITHUB, store());
+    let other = || DedupLayer::new(key::header("x-github-delivery").namespace("stripe"), store());
+    for (layer, limit, bytes, status) in [
+        (github().body_limit(10), None, 10, 200),
+        (github().body_limit(10), None, 11, 413),
         (github(), None, 25 * MB, 200),
         (github(), None, 25 * MB + 1, 413),
         (other(), None, 2 * MB, 200),
@@ -206,7 +169,7 @@ async fn default_body_limit_is_raised_to_the_largest_body_of_the_sender() {
     ] {
         let is_of_the_layer = limit.is_none() || bytes > 25 * MB;
         let handler = async |body: axum::body::Bytes| body.len().to_string();
-        let app = Router::new().route("/", post(handler).layer(DedupLayer::new(keys, store())));
+        let app = Router::new().route("/", post(handler).layer(layer));
         let app = if let Some(limit) = limit { app.layer(limit) } else { app };
         let push = Request::post("/").header("x-github-delivery", "push");
         let push = push.body(Body::from(vec![b' '; bytes])).unwrap();

@@ -5,9 +5,9 @@ use tower::Layer;
 use tower_dedup::adapter::inspect::{ForgetReply, KeyState, MaintenanceAdapter};
 use tower_dedup::{DedupKey, key, provider};
 
-use crate::compare_payload::{answer, duplicate, ran};
+use crate::compare_payload::{DUPLICATE, RAN};
 use crate::support::ledgers::Setup;
-use crate::support::{Body, Handler, by_header, dedup_key, request, result, send, state};
+use crate::support::{Body, Handler, answered, by_header, dedup_key, request, send, state};
 
 async fn forget(operator: &dyn MaintenanceAdapter, key: &DedupKey) {
     assert_eq!(operator.forget(key).await.unwrap(), ForgetReply::Removed, "{key:?}");
@@ -16,15 +16,15 @@ async fn forget(operator: &dyn MaintenanceAdapter, key: &DedupKey) {
 async fn forgotten_event_runs_once_more<S: Setup>(setup: S) {
     let (handler, operator) = (Handler::default(), setup.operator().await);
     let service = setup.layer(by_header()).await.layer(handler.service());
-    assert_eq!(answer!(&service, request("a")), ran());
+    assert_eq!(answered(&send(&service, request("a")).await), RAN);
     let first = handler.last().idempotency_key("charge");
-    assert_eq!(answer!(&service, request("a")), duplicate());
+    assert_eq!(answered(&send(&service, request("a")).await), DUPLICATE);
 
     forget(&*operator, &dedup_key("a")).await;
-    assert_eq!(answer!(&service, request("a")), ran());
+    assert_eq!(answered(&send(&service, request("a")).await), RAN);
     assert_eq!(handler.last().idempotency_key("charge"), first);
     for _ in 0..2 {
-        assert_eq!(answer!(&service, request("a")), duplicate());
+        assert_eq!(answered(&send(&service, request("a")).await), DUPLICATE);
     }
     assert_eq!(handler.runs(), 2);
     assert_eq!(state(&operator, "a").await, Some(KeyState::Complete));
@@ -36,23 +36,23 @@ async fn forgotten_key_is_enough_for_an_event_with_two_identities<S: Setup>(setu
     let keys = by_header().content_identity();
     let layer = setup.layer(keys).await;
     let (handle, service) = (layer.handle(), layer.layer(handler.service()));
-    assert_eq!(answer!(&service, request("a")), ran());
+    assert_eq!(answered(&send(&service, request("a")).await), RAN);
     let second = DedupKey::new("test.body", &body_id()).unwrap();
     assert!(operator.get(&second).await.unwrap().is_some());
 
     for _ in 0..2 {
         forget(&*operator, &dedup_key("a")).await;
         // The same body under another id.
-        assert_eq!(answer!(&service, request("b")), duplicate());
-        assert_eq!(answer!(&service, request("a")), ran());
-        assert_eq!(answer!(&service, request("a")), duplicate());
+        assert_eq!(answered(&send(&service, request("b")).await), DUPLICATE);
+        assert_eq!(answered(&send(&service, request("a")).await), RAN);
+        assert_eq!(answered(&send(&service, request("a")).await), DUPLICATE);
     }
     forget(&*operator, &second).await;
-    assert_eq!(answer!(&service, request("a")), duplicate(), "the key decides");
+    assert_eq!(answered(&send(&service, request("a")).await), DUPLICATE, "the key decides");
     assert_eq!(handle.pending_writes(), 0);
     forget(&*operator, &dedup_key("a")).await;
-    assert_eq!(answer!(&service, request("a")), ran());
-    assert_eq!(answer!(&service, request("b")), duplicate());
+    assert_eq!(answered(&send(&service, request("a")).await), RAN);
+    assert_eq!(answered(&send(&service, request("b")).await), DUPLICATE);
     assert_eq!(handler.runs(), 4);
 }
 
@@ -83,11 +83,11 @@ async fn type_of_an_event_is_stored<S: Setup>(setup: S) {
         ("d", Some("a\tb"), None),
         ("e", Some(&long[1..]), Some(&long[1..])),
     ] {
-        assert_eq!(answer!(&service, deliver(id, sent)), ran(), "{id}");
+        assert_eq!(answered(&send(&service, deliver(id, sent)).await), RAN, "{id}");
         assert_eq!(handler.last().event_type(), expected, "{id}");
         let entry = operator.get(&DedupKey::new("github", id).unwrap()).await.unwrap().unwrap();
         assert_eq!(entry.event_type.as_deref(), expected, "{id}");
-        assert_eq!(answer!(&service, deliver(id, sent)), duplicate());
+        assert_eq!(answered(&send(&service, deliver(id, sent)).await), DUPLICATE);
     }
 }
 

@@ -13,6 +13,7 @@ use tower_dedup::adapter::contract::DedupAdapter;
 use tower_dedup::testing::StoreCall;
 use tower_dedup::{DedupLayer, OnInFlight, ResponseBody};
 
+use crate::lists::words;
 use crate::support::ledgers::Inner;
 use crate::support::log::Log;
 use crate::support::words::by_word;
@@ -169,10 +170,9 @@ async fn lists_that_wait_for_different_events_do_not_wait_for_each_other() {
     let layer =
         DedupLayer::new(by_word(), Arc::clone(&store)).on_in_flight(OnInFlight::Wait(MINUTE / 2));
     let (handle, service) = (layer.handle(), layer.layer(handler.service()));
-    let list = |words: &'static str| Request::post("/").body(Body::from(words)).unwrap();
-    let waits = deliver(&service, list("a b"));
+    let waits = deliver(&service, words("a b"));
     until(|| handle.waiting() == 1).await;
-    let ends = deliver(&service, list("a c"));
+    let ends = deliver(&service, words("a c"));
     until(|| handle.waiting() == 2).await;
     store.complete(&dedup_key("c"), &elsewhere).await.unwrap();
     assert_eq!(ends.await.unwrap(), answer(200, "duplicate"));

@@ -6,8 +6,9 @@ use http::Request;
 use tower::{Layer, ServiceExt};
 use tower_dedup::adapter::inspect::MaintenanceAdapter;
 use tower_dedup::ledger::Ledger;
-use tower_dedup::{DedupHandle, DedupLayer, KeyExtractor};
+use tower_dedup::{DedupLayer, KeyExtractor};
 
+use crate::faults::drained;
 use crate::support::log::Log;
 use crate::support::{Body, Handler, answered, by_header, memory, request, send};
 
@@ -17,10 +18,6 @@ fn keys() -> KeyExtractor {
 
 fn ping() -> Request<Body> {
     Request::post("/hook").header("ping", "1").body(Body::default()).unwrap()
-}
-
-async fn drained(handle: &DedupHandle) {
-    tokio::time::timeout(Duration::from_secs(10), handle.drain()).await.unwrap();
 }
 
 #[tokio::test]

@@ -12,14 +12,30 @@ use tower_dedup::key::{Extracted, RequestRef};
 use tower_dedup::provider::Preset;
 
 /// A request, and the outcome that a preset must read from it.
+#[derive(Deserialize)]
 pub(crate) struct Case {
+    #[serde(default)]
     pub(crate) name: String,
+    #[serde(default = "post")]
     pub(crate) method: String,
+    #[serde(default = "hook")]
     pub(crate) url: String,
     pub(crate) headers: BTreeMap<String, String>,
+    #[serde(default)]
     pub(crate) body_utf8: String,
+    /// The file of a body that another project publishes without a request.
+    body_file: Option<String>,
     pub(crate) expect: Outcome,
+    #[serde(default)]
     pub(crate) why: String,
+}
+
+fn post() -> String {
+    "POST".to_owned()
+}
+
+fn hook() -> String {
+    "/hook".to_owned()
 }
 
 /// The outcome of a preset on a request.
@@ -79,223 +95,34 @@ impl Case {
     }
 }
 
-/// Exceptions with their reasons. Samples of other projects state what identifies their events. An
-/// exception is a sample without an id, or one for which the preset's rule differs.
-const RULES: &[(&str, &str, &str, &str)] = &[
-    ("standard_webhooks/vectors.json", "missing-id", r#"{"outcome":"missing"}"#, "no id"),
-    ("svix/vectors.json", "missing-id", r#"{"outcome":"missing"}"#, "no id"),
-    (
-        "slack/cases.json",
-        "sdk-vector-slash-command",
-        r#"{"outcome":"bypass"}"#,
-        "a form has no id of an event",
-    ),
-    ("slack/cases.json", "url_verification", r#"{"outcome":"bypass"}"#, "must be answered"),
-    ("slack/cases.json", "app_rate_limited", r#"{"outcome":"bypass"}"#, "has no id"),
-    (
-        "aws_sns/subscription_confirmation.json",
-        "",
-        r#"{"outcome":"bypass"}"#,
-        "carries an id, and must reach the handler",
-    ),
-    (
-        "twilio/cases.json",
-        "helper-lib-voice",
-        r#"{"outcome":"key","key":"|CA1234567890ABCDE||||"}"#,
-        "the key has more parts than the sample names",
-    ),
-    ("twilio/cases.json", "helper-lib-array-param", r#"{"outcome":"missing"}"#, "no id"),
-    ("twilio/cases.json", "helper-lib-duplicate-values", r#"{"outcome":"missing"}"#, "no id"),
-    (
-        "twilio/cases.json",
-        "helper-lib-wrong-signature",
-        r#"{"outcome":"key","key":"|CA1234567890ABCDE||||"}"#,
-        "whether a signature holds is for the layer outside",
-    ),
-    ("twilio/cases.json", "helper-lib-json-bodySHA256", r#"{"outcome":"missing"}"#, "no id"),
-];
-
-/// Returns the files of a preset: whole requests, and bodies only.
-fn files(preset: &str) -> (&'static [&'static str], &'static [Body]) {
-    match preset {
-        "standard-webhooks" => (&["standard_webhooks/vectors.json"], &[]),
-        "svix" => (&["svix/vectors.json"], RESEND),
-        "cloudevents" => (
-            &["cloudevents/batch.json", "cloudevents/binary.json", "cloudevents/structured.json"],
-            &[],
-        ),
-        "github" => (&[], GITHUB),
-        "gitlab" => (&[], GITLAB),
-        "gitea" => (&[], GITEA),
-        "stripe" => (&["stripe/cases.json"], &[]),
-        "shopify" => (&["shopify/cases.json"], &[]),
-        "slack" => (&["slack/cases.json"], &[]),
-        "twilio" => (&["twilio/cases.json"], &[]),
-        "sendgrid" => (&["sendgrid/signature_vector.json"], SENDGRID),
-        "postmark" => (&[], POSTMARK),
-        "aws-sns" => {
-            (&["aws_sns/bounce_event.json", "aws_sns/subscription_confirmation.json"], &[])
-        }
-        _ => (&[], &[]),
-    }
-}
-
-/// A file with a body only, constructed headers, and the expected keys: none of a handshake.
-type Body = (&'static str, &'static [(&'static str, &'static str)], &'static [&'static str]);
-
-const GITHUB: &[Body] = &[
-    (
-        "github/push.payload.json",
-        &[("X-GitHub-Event", "push"), ("X-GitHub-Delivery", "g1")],
-        &["g1"],
-    ),
-    (
-        "github/issues.opened.payload.json",
-        &[("X-GitHub-Event", "issues"), ("X-GitHub-Delivery", "g2")],
-        &["g2"],
-    ),
-    ("github/ping.payload.json", &[("X-GitHub-Event", "ping"), ("X-GitHub-Delivery", "g3")], &[]),
-    // The header is not signed: the body stays an event.
-    (
-        "github/push.payload.json",
-        &[("X-GitHub-Event", "ping"), ("X-GitHub-Delivery", "g1")],
-        &["g1"],
-    ),
-];
-const GITLAB: &[Body] = &[
-    ("gitlab/push-event.json", &[("Idempotency-Key", "l1")], &["l1"]),
-    ("gitlab/issue-event.json", &[("Idempotency-Key", "l2")], &["l2"]),
-];
-const GITEA: &[Body] = &[("gitea/push-event.json", &[("X-Gitea-Delivery", "t1")], &["t1"])];
-const RESEND: &[Body] = &[
-    ("resend/sent_event.json", &[("svix-id", "r1")], &["r1"]),
-    // The same e-mail, another event.
-    ("resend/hard_bounced_event.json", &[("svix-id", "r2")], &["r2"]),
-];
-const SENDGRID: &[Body] = &[(
-    "sendgrid/batch.json",
-    &[],
-    &[
-        "ZyjAM5rnQmuI1KFInHQ3Nw",
-        "nOSv8m0eTQ-vxvwNwt3fZQ",
-        "3NPOePGOTkeM_U3fgWApfg",
-        "zmzJhfJgAfUSOW80yEbPyw==",
-        "oxy9OLwMTAy5EsuZn1qhIg",
-    ],
-)];
-const POSTMARK: &[Body] = &[
-    ("postmark/bounce_event.json", &[], &["Bounce|901542550"]),
-    (
-        "postmark/delivered_event.json",
-        &[],
-        &["Delivery|883953f4-6105-42a2-a16a-77a8eac79483|recipient@example.com|\
-             2014-08-01T13:28:10.2735393-04:00||"],
-    ),
-    (
-        "postmark/open_event.json",
-        &[],
-        &["Open|f4830d10-9c35-4f0c-bca3-3d9b459821f8|recipient@example.com|\
-             2016-04-27T16:21:41.2493688-04:00||"],
-    ),
-];
-
-fn read(file: &str) -> String {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/payloads").join(file);
-    fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
-}
-
-/// Returns all samples of a preset; those of other projects come first.
+/// Returns all samples of a preset: those of the sender's folder, which come from other projects, then constructed ones.
 pub(crate) fn of(preset: Preset) -> Vec<Case> {
-    let (captures, bodies) = files(preset.name());
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/payloads");
+    let read = |path: &Path| {
+        fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+    };
+    let folder = fs::read_dir(root.join(preset.name().replace('-', "_")));
+    let mut files: Vec<_> = folder.into_iter().flatten().map(|file| file.unwrap().path()).collect();
+    files.sort();
+    files.push(root.join("constructed").join(preset.name()).with_extension("json"));
     let mut cases = Vec::new();
-    for file in captures {
-        cases.extend(captured(file));
+    for file in files {
+        let samples = match serde_json::from_str(&read(&file)).unwrap() {
+            Value::Array(samples) => samples,
+            sample => vec![sample],
+        };
+        // The others are bodies, and vectors of signatures.
+        if samples[0].get("expect").is_none() {
+            continue;
+        }
+        for sample in samples {
+            let mut case: Case = serde_json::from_value(sample).unwrap();
+            case.name = format!("{}, {}", file.display(), case.name);
+            if let Some(body) = &case.body_file {
+                case.body_utf8 = read(&root.join(body));
+            }
+            cases.push(case);
+        }
     }
-    for (file, headers, keys) in bodies {
-        let headers = headers.iter().map(|(name, value)| ((*name).into(), (*value).into()));
-        cases.push(Case {
-            name: (*file).into(),
-            method: "POST".into(),
-            url: "/hook".into(),
-            headers: headers.collect(),
-            body_utf8: read(file),
-            expect: match keys {
-                [] => Outcome::Bypass,
-                [key] => Outcome::Key { key: (*key).to_owned() },
-                keys => Outcome::Keys { keys: keys.iter().map(ToString::to_string).collect() },
-            },
-            why: "a body with constructed headers".into(),
-        });
-    }
-    cases.extend(captured(&format!("constructed/{}.json", preset.name())));
     cases
-}
-
-/// Reads a file with one request or a list of requests.
-fn captured(file: &str) -> Vec<Case> {
-    let requests = match serde_json::from_str(&read(file)).unwrap() {
-        Value::Array(requests) => requests,
-        request => vec![request],
-    };
-    assert!(!requests.is_empty(), "{file} is empty");
-    requests.iter().map(|request| case(file, request)).collect()
-}
-
-fn case(file: &str, request: &Value) -> Case {
-    let text = |name: &str| request[name].as_str().map(str::to_owned);
-    let name = text("name").unwrap_or_default();
-    let rule = RULES.iter().find(|rule| rule.0 == file && rule.1 == name);
-    let expect = match rule {
-        Some((_, _, outcome, _)) => serde_json::from_str(outcome).unwrap(),
-        None if request.get("expect").is_some() => {
-            serde_json::from_value(request["expect"].clone()).unwrap()
-        }
-        None => expected(request).unwrap_or_else(|| panic!("{file}, {name}: no rule for it")),
-    };
-    let headers = request["headers"].as_object().unwrap().iter();
-    Case {
-        method: text("method").unwrap_or_else(|| "POST".into()),
-        url: text("url").unwrap_or_else(|| "/hook".into()),
-        headers: headers
-            .map(|(name, value)| (name.clone(), value.as_str().unwrap().to_owned()))
-            .collect(),
-        body_utf8: text("body_utf8").unwrap(),
-        expect,
-        why: rule.map(|rule| rule.3.into()).or_else(|| text("why")).unwrap_or_default(),
-        name: format!("{file}, {name}"),
-    }
-}
-
-/// Returns the outcome that a sample of another project expects. `expected_key` is an id or its
-/// fields. `expected_keys` is a list of ids or of lists of parts.
-fn expected(request: &Value) -> Option<Outcome> {
-    let joined = |parts: &Value| -> Option<String> {
-        let parts = parts.as_array()?.iter().map(Value::as_str);
-        Some(parts.collect::<Option<Vec<_>>>()?.join("|"))
-    };
-    if let Some(keys) = request.get("expected_keys").and_then(Value::as_array) {
-        let keys: Option<Vec<_>> = keys
-            .iter()
-            .map(|key| key.as_str().map(str::to_owned).or_else(|| joined(key)))
-            .collect();
-        // In the modes of one event, a list of one names that event.
-        let batch = request["body_utf8"].as_str()?.starts_with('[');
-        let mut keys = keys?;
-        return Some(match batch {
-            true => Outcome::Keys { keys },
-            false => Outcome::Key { key: keys.remove(0) },
-        });
-    }
-    match request.get("expected_key")? {
-        Value::String(key) => Some(Outcome::Key { key: key.clone() }),
-        // Twilio: `Field=value`, without the account and without missing fields.
-        Value::Array(fields) => {
-            let parts: Vec<_> =
-                fields.iter().filter_map(Value::as_str).filter_map(|f| f.split_once('=')).collect();
-            let [(_, sid), status @ ..] = &parts[..] else { return None };
-            let status = status.first().map_or("", |(_, status)| status);
-            Some(Outcome::Key { key: format!("AC00000000000000000000000000000001|{sid}|{status}") })
-        }
-        _ => None,
-    }
 }

@@ -18,73 +18,17 @@ use crate::vectors::{
     Case, VECTORS, at, case, cases, genuine, senders, signature_header, signed_by, signs_time,
 };
 
+/// A vector that is refused for another reason does not test its own.
 #[test]
-fn every_published_vector_is_accepted_or_refused_as_it_says() {
+fn every_published_vector_is_accepted_or_refused_for_its_own_reason() {
     for (sender, json, genuine, forged) in VECTORS {
         let cases = cases(json);
         for case in &cases {
-            let verdict = case.verdict(*sender);
-            assert_eq!(verdict.is_ok(), case.valid, "{sender:?} {}: {verdict:?}", case.name);
+            let refused = case.verdict(*sender).err().map(|refusal| refusal.to_string());
+            assert_eq!(refused, case.refused, "{sender:?} {}", case.name);
         }
-        let found = cases.iter().filter(|case| case.valid).count();
+        let found = cases.iter().filter(|case| case.refused.is_none()).count();
         assert_eq!((found, cases.len() - found), (*genuine, *forged), "{sender:?}");
-    }
-}
-
-/// A vector that is refused for another reason does not test its own.
-#[test]
-fn every_forgery_is_refused_for_its_own_reason() {
-    use Refusal::{Forged, Malformed, Missing, OutOfTime};
-    for (sender, name, refusal) in [
-        (provider::STANDARD_WEBHOOKS, "too-old", OutOfTime),
-        (provider::STANDARD_WEBHOOKS, "too-new", OutOfTime),
-        (provider::STANDARD_WEBHOOKS, "bad-signature", Forged),
-        (provider::STANDARD_WEBHOOKS, "wrong-version", Forged),
-        (provider::STANDARD_WEBHOOKS, "id-tampered", Forged),
-        (provider::STANDARD_WEBHOOKS, "missing-id", Missing("webhook-id")),
-        (provider::STANDARD_WEBHOOKS, "missing-timestamp", Missing("webhook-timestamp")),
-        (provider::STANDARD_WEBHOOKS, "missing-signature", Missing("webhook-signature")),
-        (provider::STANDARD_WEBHOOKS, "bad-timestamp", Malformed("webhook-timestamp")),
-        (provider::SVIX, "too-old", OutOfTime),
-        (provider::SVIX, "too-new", OutOfTime),
-        (provider::SVIX, "id-tampered", Forged),
-        (provider::SVIX, "missing-id", Missing("svix-id")),
-        (provider::SVIX, "missing-signature", Missing("svix-signature")),
-        (provider::STRIPE, "stale", OutOfTime),
-        (provider::STRIPE, "bad", Forged),
-        (provider::TWILIO, "helper-lib-wrong-signature", Forged),
-        (provider::CIRCLECI, "only-a-newer-version", Forged),
-        (provider::SQUARE, "another-url", Forged),
-        (provider::SQUARE, "another-key", Forged),
-        (provider::SQUARE, "another-signature", Forged),
-        (provider::SQUARE, "another-body", Forged),
-        (provider::PADDLE, "another-secret", Forged),
-        (provider::PADDLE, "another-time", OutOfTime),
-        (provider::PADDLE, "more-spaces", Forged),
-        (provider::PADDLE, "invalid-signature", OutOfTime),
-        (provider::PADDLE, "no-time", Malformed("paddle-signature")),
-        (provider::PADDLE, "no-signature", OutOfTime),
-        (provider::PADDLE, "no-fields", Malformed("paddle-signature")),
-        (provider::ADYEN, "one-forged-item", Forged),
-        (provider::ADYEN, "another-amount", Forged),
-        (provider::ADYEN, "another-account", Forged),
-        (provider::ADYEN, "no-signature", Missing("additionalData.hmacSignature")),
-        (provider::ADYEN, "empty-signature", Missing("additionalData.hmacSignature")),
-        (provider::ADYEN, "no-items", Missing("notificationItems")),
-        (provider::ADYEN, "moved-colon", Malformed("merchantAccountCode")),
-        (provider::ADYEN, "repeated-member", Malformed("success")),
-        (provider::TWITCH, "another-id", Forged),
-        (provider::TWITCH, "no-id", Missing("twitch-eventsub-message-id")),
-        (provider::TWITCH, "malformed-time", Malformed("twitch-eventsub-message-timestamp")),
-        (provider::HUBSPOT, "another-time", Forged),
-        (provider::DISCORD, "another-time", Forged),
-        (provider::DISCORD, "another-body", Forged),
-        (provider::DISCORD, "truncated", Forged),
-        (provider::BOX, "wrong-key", Forged),
-        (provider::BOX, "wrong-version", Malformed("box-signature-version")),
-        (provider::BOX, "wrong-algorithm", Malformed("box-signature-algorithm")),
-    ] {
-        assert_eq!(case(sender, name).verdict(sender), Err(refusal), "{sender:?} {name}");
     }
 }
 

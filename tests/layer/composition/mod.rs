@@ -23,12 +23,14 @@ use axum::Router;
 use axum::extract::Request as AxumRequest;
 use axum::routing::{MethodRouter, post};
 use bytes::Bytes;
-use http::{HeaderValue, Request, Response, StatusCode};
+use http::{Request, Response};
 use http_body::Body;
 use http_body_util::{BodyExt, Full};
 use tower::{Service, ServiceExt, service_fn};
 use tower_dedup::adapter::MemoryAdapter;
 use tower_dedup::{DedupLayer, Delivery, key};
+
+use crate::support::answered;
 
 /// Neither UTF-8 nor one line, so that a change of the bytes on their way is visible.
 const BODY: &[u8] = b"{\"id\":\"evt_1\"}\r\n\0\xff \xf0\x9f";
@@ -36,13 +38,7 @@ const BODY: &[u8] = b"{\"id\":\"evt_1\"}\r\n\0\xff \xf0\x9f";
 /// Longer than the minimum that `CompressionLayer` compresses.
 const ANSWER: &str = "handled, handled, handled, handled, handled, handled, handled, handled";
 
-type Memory = Arc<MemoryAdapter>;
-
-fn store() -> Memory {
-    Arc::new(MemoryAdapter::new())
-}
-
-fn dedup(store: &Memory) -> DedupLayer {
+fn dedup(store: &Arc<MemoryAdapter>) -> DedupLayer {
     DedupLayer::new(key::header("x-id").namespace("acme"), Arc::clone(store))
 }
 
@@ -116,31 +112,25 @@ fn response() -> Response<Full<Bytes>> {
     Response::new(Full::from(ANSWER))
 }
 
-/// The parts of a response that the tests compare.
-#[derive(Debug, PartialEq)]
-struct Answer {
-    status: StatusCode,
-    result: Option<HeaderValue>,
-    body: Bytes,
-}
+/// The status of a response, the result of the layer, and the body.
+type Answer = (u16, Option<String>, Bytes);
 
 async fn answer<B: Body<Error: Debug>>(response: Response<B>) -> Answer {
-    let (head, body) = response.into_parts();
-    let result = head.headers.get("x-dedup-result").cloned();
-    Answer { status: head.status, result, body: body.collect().await.unwrap().to_bytes() }
+    let (status, told) = answered(&response);
+    let told = told.map(str::to_owned);
+    (status, told, response.into_body().collect().await.unwrap().to_bytes())
 }
 
 fn handled() -> Answer {
-    Answer { status: StatusCode::OK, result: None, body: Bytes::from_static(ANSWER.as_bytes()) }
+    (200, None, ANSWER.into())
 }
 
-fn own(status: StatusCode, result: &'static str) -> Answer {
-    let result = Some(HeaderValue::from_static(result));
-    Answer { status, result, body: Bytes::new() }
+fn own(status: u16, result: &str) -> Answer {
+    (status, Some(result.to_owned()), Bytes::new())
 }
 
 fn duplicate() -> Answer {
-    own(StatusCode::OK, "duplicate")
+    own(200, "duplicate")
 }
 
 /// Sends a request through a clone of the service, for ten seconds at most.

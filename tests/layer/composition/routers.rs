@@ -11,7 +11,8 @@ use tower::{Layer, ServiceBuilder};
 use tower_dedup::adapter::inspect::MaintenanceAdapter;
 use tower_dedup::{DedupLayer, Verified, key};
 
-use super::{BODY, Handler, dedup, delivers_once, duplicate, full, handled, send, store};
+use super::{BODY, Handler, dedup, delivers_once, duplicate, full, handled, send};
+use crate::support::memory;
 
 async fn verify(mut request: AxumRequest, next: Next) -> axum::response::Response {
     request.extensions_mut().insert(Verified);
@@ -58,14 +59,14 @@ async fn layer_stands_wherever_a_router_takes_one() {
     for (place, router) in PLACES {
         println!("{place}");
         let handler = Handler::default();
-        let app = router(&handler, dedup(&store()));
+        let app = router(&handler, dedup(&memory()));
         delivers_once::<_, axum::body::Body, _>(app, &handler).await;
     }
 }
 
 #[tokio::test]
 async fn two_dedup_layers_nested_with_keys_of_their_own() {
-    let (handler, store) = (Handler::default(), store());
+    let (handler, store) = (Handler::default(), memory());
     let by_body = DedupLayer::on_arrival(key::body_digest().namespace("body"), Arc::clone(&store));
     let service = ServiceBuilder::new()
         .layer(dedup(&store))

@@ -1,7 +1,7 @@
 //! Compositions with plain services, tower layers and a hyper server.
 
 use bytes::Bytes;
-use http::{HeaderValue, Request, StatusCode, header};
+use http::{HeaderValue, Request, header};
 use http_body_util::Full;
 use hyper_util::rt::TokioIo;
 use hyper_util::service::TowerToHyperService;
@@ -11,27 +11,25 @@ use tower::util::{BoxCloneService, BoxCloneSyncService};
 use tower::{Layer, Service, ServiceBuilder, ServiceExt};
 
 use super::{
-    BODY, Handler, answer, dedup, delivers_once, duplicate, full, handled, own, send, soon, store,
+    BODY, Handler, answer, dedup, delivers_once, duplicate, full, handled, own, send, soon,
 };
+use crate::support::memory;
 
 #[tokio::test]
-async fn service_fn_over_full() {
+async fn plain_and_boxed_services() {
     let handler = Handler::default();
-    let service = dedup(&store()).layer(handler.service());
+    let service = dedup(&memory()).layer(handler.service());
     delivers_once::<_, Full<Bytes>, _>(service, &handler).await;
-}
 
-#[tokio::test]
-async fn boxed_outside_and_inside() {
     let handler = Handler::default();
     let inner = BoxCloneSyncService::new(handler.service::<Full<Bytes>>());
-    let service = BoxCloneSyncService::new(dedup(&store()).layer(inner));
+    let service = BoxCloneSyncService::new(dedup(&memory()).layer(inner));
     delivers_once::<_, Full<Bytes>, _>(service, &handler).await;
 
     // A service that is not `Sync`.
     let handler = Handler::default();
     let inner = BoxCloneService::new(handler.service::<Full<Bytes>>());
-    let service = BoxCloneService::new(dedup(&store()).layer(inner));
+    let service = BoxCloneService::new(dedup(&memory()).layer(inner));
     delivers_once::<_, Full<Bytes>, _>(service, &handler).await;
 }
 
@@ -40,7 +38,7 @@ async fn concurrency_limit_inside_and_outside() {
     let handler = Handler::default();
     let service = ServiceBuilder::new()
         .concurrency_limit(1)
-        .layer(dedup(&store()))
+        .layer(dedup(&memory()))
         .concurrency_limit(1)
         .service(handler.service());
     delivers_once::<_, Full<Bytes>, _>(service, &handler).await;
@@ -49,7 +47,7 @@ async fn concurrency_limit_inside_and_outside() {
     let app = handler
         .router()
         .layer(ConcurrencyLimitLayer::new(1))
-        .layer(dedup(&store()))
+        .layer(dedup(&memory()))
         .layer(ConcurrencyLimitLayer::new(1));
     delivers_once::<_, axum::body::Body, _>(app, &handler).await;
 }
@@ -60,15 +58,15 @@ async fn service_that_is_ready_is_the_one_that_is_called() {
     // without `poll_ready`, and panic.
     let handler = Handler::default();
     let mut service = ServiceBuilder::new()
-        .layer(dedup(&store()).body_limit(BODY.len()))
+        .layer(dedup(&memory()).body_limit(BODY.len()))
         .concurrency_limit(1)
         .service(handler.service::<Full<Bytes>>());
     for (id, body, expected) in [
         ("evt_1", BODY, handled()),
         ("evt_1", BODY, duplicate()),
         // A request that does not reach the inner service returns its permit.
-        ("evt_2", &[b'x'; BODY.len() + 1], own(StatusCode::PAYLOAD_TOO_LARGE, "too-large")),
-        ("", BODY, own(StatusCode::BAD_REQUEST, "invalid-key")),
+        ("evt_2", &[b'x'; BODY.len() + 1], own(413, "too-large")),
+        ("", BODY, own(400, "invalid-key")),
         ("evt_3", BODY, handled()),
     ] {
         let ready = ServiceExt::<Request<Full<Bytes>>>::ready(&mut service);
@@ -80,7 +78,7 @@ async fn service_that_is_ready_is_the_one_that_is_called() {
 
 #[tokio::test]
 async fn a_bare_hyper_server() {
-    let (handler, store) = (Handler::default(), store());
+    let (handler, store) = (Handler::default(), memory());
     let service = dedup(&store).layer(handler.service::<Full<Bytes>>());
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -115,12 +113,12 @@ async fn a_bare_hyper_server() {
 async fn a_body_of_one_buffer_is_not_copied() {
     let handler = Handler::default();
     let sent = Bytes::from(BODY.to_vec());
-    let service = dedup(&store()).layer(handler.service::<Full<Bytes>>());
+    let service = dedup(&memory()).layer(handler.service::<Full<Bytes>>());
     let request = full("evt_1", b"").map(|_| Full::new(sent.clone()));
     assert_eq!(send(&service, request).await, handled());
     assert_eq!(handler.bodies()[0].as_ptr(), sent.as_ptr());
 
-    let app = handler.router().layer(dedup(&store()));
+    let app = handler.router().layer(dedup(&memory()));
     let request = full("evt_1", b"").map(|_| axum::body::Body::from(sent.clone()));
     assert_eq!(send(&app, request).await, handled());
     assert_eq!(handler.bodies()[1].as_ptr(), sent.as_ptr());
