@@ -86,7 +86,7 @@ const LEVELS: &[(&str, Levels)] = &[
             &["public_url"],
             &["received"],
             &["key"],
-            &["schemes"],
+            &["adyen", "data", "twilio"],
             &["verifier"],
             &["layer", "sign"],
         ],

@@ -106,9 +106,9 @@ impl Preset {
     /// methods, the retention floor and the handshakes.
     #[must_use]
     pub fn extractor(&self) -> KeyExtractor {
-        let mut keys = KeyExtractor::new(self.name, (self.rule)())
-            .methods(self.methods.iter().cloned())
-            .retention_floor(self.retention_floor());
+        let mut keys = KeyExtractor::new(self.name, (self.rule)());
+        keys.methods = self.methods;
+        keys.retention_floor = Some(self.retention_floor());
         keys.max_body = self.max_body;
         keys.unsigned_id = !self.signed_id;
         keys.tried_once = matches!(self.retries, Retries::Never | Retries::ConnectionFailure);
@@ -145,13 +145,6 @@ impl Preset {
     #[must_use]
     pub const fn signed_id(&self) -> bool {
         self.signed_id
-    }
-
-    /// Returns `true` if the feature `verify` verifies the requests of this sender; SendGrid's by `verify-ecdsa`, and
-    /// Discord's by `verify-ed25519`.
-    #[must_use]
-    pub const fn has_verifier(&self) -> bool {
-        self.scheme.is_some()
     }
 }
 
