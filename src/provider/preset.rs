@@ -35,6 +35,7 @@ pub struct Preset {
     pub(crate) max_body: Option<usize>,
     pub(crate) retries: Retries,
     /// How the sender signs; `None` if this crate does not know it.
+    #[cfg_attr(not(feature = "verify"), expect(dead_code, reason = "`verify` reads it"))]
     pub(crate) scheme: Option<Scheme>,
     pub(super) signed_id: bool,
     /// The headers of the sample, among them a content type other than JSON.
