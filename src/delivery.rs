@@ -34,7 +34,7 @@ use crate::key::{DedupKey, Event, Keys, List, derive};
 /// # let _ = handler::<()>;
 /// ```
 #[derive(Clone)]
-pub struct Delivery(Arc<Inner<dyn OfLedger>>);
+pub struct Delivery(pub(crate) Arc<Inner<dyn OfLedger>>);
 
 /// What a ledger holds with a delivery.
 pub(crate) trait OfLedger: Any + Send + Sync + UnwindSafe + RefUnwindSafe {}
@@ -96,12 +96,6 @@ impl<T: ?Sized> Inner<T> {
     #[must_use = "losing a lease is counted once"]
     pub(crate) fn mark_lease_lost(&self) -> bool {
         !self.lost.swap(true, Ordering::Relaxed)
-    }
-}
-
-impl<T: OfLedger> From<Arc<Inner<T>>> for Delivery {
-    fn from(inner: Arc<Inner<T>>) -> Self {
-        Self(inner)
     }
 }
 
@@ -409,7 +403,7 @@ mod tests {
     }
 
     fn run(events: List<Event>) -> Delivery {
-        Arc::new(Inner::new(events, (1, false), false, None, ())).into()
+        Delivery(Arc::new(Inner::new(events, (1, false), false, None, ())))
     }
 
     #[test]

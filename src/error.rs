@@ -63,16 +63,24 @@ pub enum StoreErrorKind {
 impl StoreErrorKind {
     /// Returns a short name for logs and metric labels: lower case, words joined by `_`.
     pub(crate) fn as_str(self) -> &'static str {
+        self.words().0
+    }
+
+    /// Returns the name, and the fact about the operation; none if the operation says it.
+    fn words(self) -> (&'static str, &'static str) {
         match self {
-            Self::Unavailable => "unavailable",
-            Self::Timeout => "timeout",
-            Self::Refused => "refused",
-            Self::Full => "full",
-            Self::Overloaded => "overloaded",
-            Self::Corrupt => "corrupt",
-            Self::Transaction => "transaction",
-            Self::Unsupported => "unsupported",
-            Self::Config => "config",
+            Self::Unavailable => ("unavailable", "the store is unavailable"),
+            Self::Timeout => ("timeout", "the store timed out"),
+            Self::Refused => ("refused", "the store refused the call"),
+            Self::Full => ("full", "the store is full"),
+            Self::Overloaded => ("overloaded", "too many calls are queued"),
+            Self::Corrupt => ("corrupt", "the store returned unreadable data"),
+            Self::Transaction => (
+                "transaction",
+                "commit by `Delivery::begin`, complete by `completion`, or call `nothing_to_write`",
+            ),
+            Self::Unsupported => ("unsupported", "the adapter does not support this"),
+            Self::Config => ("config", ""),
         }
     }
 }
@@ -136,20 +144,10 @@ impl StoreError {
 
 impl fmt::Display for StoreError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let what = match self.kind {
-            StoreErrorKind::Unavailable => "the store is unavailable",
-            StoreErrorKind::Timeout => "the store timed out",
-            StoreErrorKind::Refused => "the store refused the call",
-            StoreErrorKind::Full => "the store is full",
-            StoreErrorKind::Overloaded => "too many calls are queued",
-            StoreErrorKind::Corrupt => "the store returned unreadable data",
-            StoreErrorKind::Transaction => {
-                "commit by `Delivery::begin`, complete by `completion`, or call `nothing_to_write`"
-            }
-            StoreErrorKind::Unsupported => "the adapter does not support this",
-            StoreErrorKind::Config => return f.write_str(&self.context),
-        };
-        write!(f, "{}: {what}", self.context)
+        match self.kind.words() {
+            (_, "") => f.write_str(&self.context),
+            (_, fact) => write!(f, "{}: {fact}", self.context),
+        }
     }
 }
 
@@ -260,46 +258,27 @@ impl std::error::Error for KeyError {}
 ///
 /// Its text names the setting and its value, or the fault, and holds no URL of a store, which may hold a password.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ConfigError {
-    kind: ConfigErrorKind,
-    message: Cow<'static, str>,
-}
-
-/// The kind of a [`ConfigError`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum ConfigErrorKind {
-    /// A setting or a name has an invalid value.
-    Setting,
-    /// The adapter or the [ledger](crate::ledger) lacks an ability that the layer needs.
-    Unsupported,
-    /// The store URL cannot be used.
-    Url,
-    /// The server is of another kind, is too old, or evicts keys.
-    Server,
-    /// The adapter of the store URL needs a cargo feature that is off.
-    Feature,
-}
+pub struct ConfigError(Cow<'static, str>);
 
 impl ConfigError {
-    pub(crate) fn new(kind: ConfigErrorKind, message: impl Into<Cow<'static, str>>) -> Self {
-        Self { kind, message: message.into() }
+    pub(crate) fn new(message: impl Into<Cow<'static, str>>) -> Self {
+        Self(message.into())
     }
 
     /// Returns the error of a setting: what its value must be (`at least 100 ms`).
     #[cfg(any(feature = "postgres", feature = "redis", feature = "sqlite"))]
     pub(crate) fn setting(setting: &str, rule: &str) -> Self {
-        Self::new(ConfigErrorKind::Setting, format!("`{setting}` must be {rule}"))
+        Self::new(format!("`{setting}` must be {rule}"))
     }
 
     /// Returns the error of a setting with this value.
     pub(crate) fn value(setting: &str, rule: &str, value: &dyn fmt::Debug) -> Self {
-        Self::new(ConfigErrorKind::Setting, format!("`{setting}` must be {rule}, not {value:?}"))
+        Self::new(format!("`{setting}` must be {rule}, not {value:?}"))
     }
 
     /// Returns the error of a URL that cannot be parsed.
     pub(crate) fn url() -> Self {
-        Self::new(ConfigErrorKind::Url, "the store URL cannot be parsed")
+        Self::new("the store URL cannot be parsed")
     }
 
     /// Returns the error of a URL scheme that no adapter has. Of a URL without a scheme, this may be the password.
@@ -308,19 +287,13 @@ impl ConfigError {
         if !scheme.bytes().all(is_part) {
             return Self::url();
         }
-        Self::new(ConfigErrorKind::Url, format!("no adapter for the scheme `{scheme}:`"))
-    }
-
-    /// Returns the kind.
-    #[must_use]
-    pub fn kind(&self) -> ConfigErrorKind {
-        self.kind
+        Self::new(format!("no adapter for the scheme `{scheme}:`"))
     }
 }
 
 impl fmt::Display for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.message)
+        f.write_str(&self.0)
     }
 }
 

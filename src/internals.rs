@@ -3,33 +3,19 @@
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 use std::sync::Arc;
 
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
-use tokio_util::sync::CancellationToken;
-
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
-use crate::adapter::Purging;
-#[cfg(feature = "redis")]
-use crate::adapter::RedisAdapter;
 #[cfg(any(feature = "postgres", feature = "redis", feature = "sqlite"))]
 use crate::adapter::contract::StoredResponse;
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
-use crate::adapter::inspect::MaintenanceAdapter;
 #[cfg(feature = "postgres")]
 use crate::adapter::{PostgresAdapter, PostgresOptions};
 #[cfg(feature = "sqlite")]
 use crate::adapter::{SqliteAdapter, SqliteOptions};
 #[cfg(any(feature = "postgres", feature = "redis", feature = "sqlite"))]
 use crate::error::StoreError;
-#[cfg(feature = "testing")]
-use crate::key::{KeyExtractor, KeyPart};
-use crate::observe;
-#[cfg(feature = "testing")]
-use crate::provider::Preset;
 
 /// Returns the error and its causes in one line.
 #[must_use]
 pub fn in_one_line(error: &(dyn std::error::Error + 'static)) -> String {
-    observe::records::chain(error)
+    crate::observe::records::chain(error)
 }
 
 /// The version of the table that `migrate` makes, as the version table stores it.
@@ -62,7 +48,7 @@ pub fn sqlite_table(options: &SqliteOptions) -> &str {
 /// A primary does not reply. A refusal is a reply.
 #[cfg(feature = "redis")]
 pub async fn ask_primaries(
-    adapter: &RedisAdapter,
+    adapter: &crate::adapter::RedisAdapter,
     command: &redis::Cmd,
 ) -> Result<Vec<(String, Result<redis::Value, StoreError>)>, StoreError> {
     adapter.ask_primaries(command, "asking a primary").await
@@ -71,8 +57,8 @@ pub async fn ask_primaries(
 /// Returns the extractor of [`DedupLayer::idempotency_key`](crate::DedupLayer::idempotency_key).
 #[cfg(feature = "testing")]
 #[must_use]
-pub fn idempotency_key(scope: KeyPart) -> KeyExtractor {
-    KeyExtractor::idempotency_key(scope)
+pub fn idempotency_key(scope: crate::key::KeyPart) -> crate::key::KeyExtractor {
+    crate::key::KeyExtractor::idempotency_key(scope)
 }
 
 /// Returns the headers of a stored response as the stores of this crate hold them.
@@ -122,8 +108,11 @@ pub fn with_sqlite_bounds(
 
 /// Purges as the SQL adapters do in the background, until it is dropped.
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
-pub async fn purge(purging: Purging, adapter: Arc<impl MaintenanceAdapter>) {
-    purging.run(|| Some(Arc::clone(&adapter)), CancellationToken::new()).await;
+pub async fn purge(
+    purging: crate::adapter::Purging,
+    adapter: Arc<impl crate::adapter::inspect::MaintenanceAdapter>,
+) {
+    purging.run(|| Some(Arc::clone(&adapter)), Default::default()).await;
 }
 
 /// Returns the statements of the adapter by the names of their files, for tests of their plans.
@@ -143,6 +132,6 @@ pub fn sqlite_statements(adapter: &SqliteAdapter) -> Vec<(&'static str, Arc<str>
 /// Returns what the tables of the guide say of a sender: its largest body, and when it retries.
 #[cfg(feature = "testing")]
 #[must_use]
-pub fn body_and_retries(preset: &Preset) -> (Option<usize>, String) {
+pub fn body_and_retries(preset: &crate::provider::Preset) -> (Option<usize>, String) {
     (preset.max_body, format!("{:?}", preset.retries))
 }

@@ -56,9 +56,7 @@ pub mod verify;
 
 pub use deduplicator::{Deduplicator, RunError, RunOutcome};
 pub use delivery::{Delivery, Verdict};
-pub use error::{
-    BoxError, ConfigError, ConfigErrorKind, KeyError, KeyErrorKind, StoreError, StoreErrorKind,
-};
+pub use error::{BoxError, ConfigError, KeyError, KeyErrorKind, StoreError, StoreErrorKind};
 #[cfg(feature = "axum")]
 pub use extract::DeliveryRejection;
 pub use key::extractor::KeyExtractor;
@@ -73,25 +71,9 @@ pub use ledger::completion::{CommitError, CommitErrorKind};
 pub use observe::endings::DedupAnswer;
 /// The crate sqlx, in the version whose pools, connections and databases this crate takes.
 ///
-/// Use this name, or depend on the same version, as for its macros. Under another version of sqlx, a pool is a
-/// type that this crate does not know, and the compiler reports "mismatched types".
-///
-/// ```
-/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
-/// # #[cfg(feature = "sqlite")] {
-/// use tower_dedup::adapter::SqliteAdapter;
-/// use tower_dedup::adapter::inspect::MaintenanceAdapter;
-/// use tower_dedup::sqlx::sqlite::{SqliteConnectOptions, SqlitePool};
-///
-/// # let dir = tempfile::tempdir()?;
-/// # let path = dir.path().join("dedup.db");
-/// let options = SqliteConnectOptions::new().filename(path).create_if_missing(true);
-/// let adapter = SqliteAdapter::new(SqlitePool::connect_with(options).await?);
-/// assert_eq!(adapter.stats().await?.rows, 0);
-/// # }
-/// # Ok::<(), tower_dedup::BoxError>(())
-/// # }).unwrap();
-/// ```
+/// Use this name, as the examples of [`transactions`](guide::transactions) do, or depend on the same version, as for its
+/// macros. Under another version of sqlx, a pool is a type that this crate does not know, and the compiler reports
+/// "mismatched types".
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub use sqlx;
 

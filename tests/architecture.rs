@@ -44,7 +44,7 @@ const LEVELS: &[(&str, &str)] = &[
     ),
     ("conformance", "proxy store suite < driver trace < cases processes"),
     ("conformance::cases", "answers completion fence inspection maintenance races stored"),
-    ("verify", "error < public_url < received < key < schemes < verifier < layer sign"),
+    ("verify", "error < public_url < received < key < adyen data twilio < verifier < layer sign"),
     (
         "layer",
         "mode < policy body gate paths < config < answer handle < builder < delivery < admit \

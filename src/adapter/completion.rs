@@ -89,12 +89,10 @@ impl Completion {
         }
     }
 
-    /// Adds the parameter that [`first`](Self::first) chooses, for a store that can tell whether its statement is the
-    /// first of a transaction.
-    #[must_use]
-    pub fn with_first(mut self, parameter: impl Into<String>) -> Self {
-        self.first = Some(parameter.into());
-        self
+    /// Adds the parameter that [`first`](Self::first) chooses.
+    #[cfg(feature = "postgres")]
+    pub(crate) fn with_first(self, parameter: String) -> Self {
+        Self { first: Some(parameter), ..self }
     }
 
     #[cfg(any(feature = "postgres", feature = "sqlite"))]

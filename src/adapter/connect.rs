@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::inspect::MaintenanceAdapter;
-use crate::error::{ConfigError, ConfigErrorKind, StoreError};
+use crate::error::{ConfigError, StoreError};
 
 /// Connects to the store that a URL names.
 ///
@@ -37,7 +37,7 @@ pub async fn connect(url: &str) -> Result<Arc<dyn MaintenanceAdapter>, StoreErro
         Some("redis") => Ok(Arc::new(super::RedisAdapter::connect(url).await?)),
         Some(off) => {
             let needs = format!("`{off}:` needs the cargo feature `{off}` of tower-dedup");
-            Err(ConfigError::new(ConfigErrorKind::Feature, needs).into())
+            Err(ConfigError::new(needs).into())
         }
         None => Err(ConfigError::unknown_scheme(scheme).into()),
     }

@@ -40,6 +40,9 @@ pub(crate) type Reader = fn(Events<'_>) -> Result<Extracted, KeyError>;
 /// It is made by [`KeyPart::namespace`], [`EachKey::namespace`] or [`KeyExtractor::from_fn`], or
 /// from a preset of [`provider`](crate::provider). Cloning is cheap.
 ///
+/// A preset also has the methods of its sender, and how long the sender may deliver an event again. For a sender of your
+/// own, set [`methods`](crate::DedupLayer::methods) and [`retention`](crate::DedupLayer::retention) of the layer.
+///
 /// ```
 /// use tower_dedup::{KeyExtractor, key, provider};
 ///
@@ -54,8 +57,9 @@ pub struct KeyExtractor {
     naming: Naming,
     bypass: Vec<Arc<ConditionFn>>,
     handshake: Vec<Arc<ConditionFn>>,
-    /// `None` if the default of the layer holds.
-    pub(crate) methods: Option<Arc<[Method]>>,
+    /// The methods by which the sender delivers.
+    pub(crate) methods: &'static [Method],
+    /// How long the sender may deliver an event again.
     pub(crate) retention_floor: Option<Duration>,
     /// The largest body that the sender sends, in bytes.
     pub(crate) max_body: Option<usize>,
@@ -107,7 +111,7 @@ impl KeyExtractor {
             naming: Naming::default(),
             bypass: Vec::new(),
             handshake: Vec::new(),
-            methods: None,
+            methods: &[Method::POST, Method::PUT, Method::PATCH, Method::DELETE],
             retention_floor: None,
             max_body: None,
             unsigned_id: false,
@@ -117,8 +121,8 @@ impl KeyExtractor {
 
     /// Makes the extractor of requests with the header `Idempotency-Key`.
     pub(crate) fn idempotency_key(scope: KeyPart) -> Self {
-        Self::new("idempotency-key", Rule::IdempotencyKey(scope))
-            .methods([Method::POST, Method::PATCH])
+        let methods = &[Method::POST, Method::PATCH];
+        Self { methods, ..Self::new("idempotency-key", Rule::IdempotencyKey(scope)) }
     }
 
     /// Makes an extractor from a closure, for keys that neither a part nor [`each`](super::each)
@@ -380,21 +384,6 @@ impl KeyExtractor {
     /// Returns `true` for a request that the layer answers by itself.
     pub(crate) fn is_handshake(&self, request: &RequestRef<'_>) -> bool {
         any_holds(&self.handshake, request) && !any_holds(&self.bypass, request)
-    }
-
-    /// Sets the methods by which this sender delivers. Without a call, the layer's default holds.
-    #[must_use]
-    pub fn methods(mut self, methods: impl IntoIterator<Item = Method>) -> Self {
-        self.methods = Some(methods.into_iter().collect());
-        self
-    }
-
-    /// Sets how long the sender may deliver an event again. The default retention is raised to
-    /// this floor. A layer with a shorter retention logs a warning when it is built.
-    #[must_use]
-    pub fn retention_floor(mut self, floor: Duration) -> Self {
-        self.retention_floor = Some(floor);
-        self
     }
 
     /// Reads the keys of a request.

@@ -7,7 +7,7 @@ use super::digest::sha256_hex;
 use super::id::{MAX_NAMESPACE_LEN, check_namespace, is_blank};
 use super::part::KeyPart;
 use super::request::RequestRef;
-use crate::error::{ConfigError, ConfigErrorKind, KeyError, KeyErrorKind, check};
+use crate::error::{ConfigError, KeyError, KeyErrorKind, check};
 
 type NamespaceFn = dyn Fn(&RequestRef<'_>) -> Option<String> + Send + Sync;
 
@@ -47,7 +47,7 @@ impl Naming {
             check(is_label, "label", "a text without `.`", label)?;
             if !is_content && part.reads_body_digest() {
                 let rule = "a digest of the body is a `content_identity`";
-                return Err(ConfigError::new(ConfigErrorKind::Setting, rule));
+                return Err(ConfigError::new(rule));
             }
         }
         if self.by.is_some() {

@@ -10,7 +10,7 @@ use super::body::{BODY_LIMIT, BODY_TIMEOUT};
 use super::policy::{LogIds, OnInFlight, OnMismatch, OnMissingKey, OnUnavailable, Replay, Success};
 use crate::adapter::Payloads;
 use crate::adapter::contract::Fetch;
-use crate::error::{ConfigError, ConfigErrorKind, NOT_ZERO, check};
+use crate::error::{ConfigError, NOT_ZERO, check};
 use crate::key::{KeyExtractor, KeyPart};
 use crate::ledger::{AnyLedger, Calls, Times};
 use crate::observe::{DedupAnswer, Meters};
@@ -63,17 +63,13 @@ pub(super) struct Config {
 
 impl Config {
     pub(super) fn new(key: KeyExtractor) -> Self {
-        let methods = key.methods.as_ref().map_or_else(
-            || [Method::POST, Method::PUT, Method::PATCH, Method::DELETE].into(),
-            Arc::clone,
-        );
         let mut times = Times::default();
         times.retention = times.retention.max(key.retention_floor.unwrap_or_default());
         let body_limit = BODY_LIMIT.max(key.max_body.unwrap_or_default());
         Self {
             meters: Arc::new(Meters::new(&key.namespace, key.tried_once)),
+            methods: key.methods.into(),
             key,
-            methods,
             body_limit,
             body_timeout: BODY_TIMEOUT,
             times,
@@ -134,7 +130,7 @@ impl Config {
         }
         if !stores_data && (self.compare_payload.is_some() || self.replay.is_some()) {
             let rule = "the adapter does not support stored data";
-            return Err(ConfigError::new(ConfigErrorKind::Unsupported, rule));
+            return Err(ConfigError::new(rule));
         }
         Ok(())
     }

@@ -20,7 +20,7 @@ use super::shared::Shared;
 use super::times::Times;
 use crate::adapter::contract::{CallTerms, DedupAdapter, Seen, Token};
 use crate::delivery::{Delivery, Inner, Verdict};
-use crate::error::{ConfigError, ConfigErrorKind, StoreError, StoreErrorKind, check};
+use crate::error::{ConfigError, StoreError, StoreErrorKind, check};
 use crate::key::{Event, Keys, List};
 use crate::observe;
 
@@ -143,11 +143,11 @@ impl AnyLedger {
                 // The key is claimed as soon as the store replies.
                 claims.repeat(Write::Claim, held);
             }
-            (Arc::new(Inner::new(new, run, is_unprotected, None, ())).into(), None)
+            (Delivery(Arc::new(Inner::new(new, run, is_unprotected, None, ()))), None)
         } else {
             let held = Held::new(held, claims.calls.clone());
             let lease = Arc::new(Inner::new(new, run, is_unprotected, None, held));
-            let delivery = Delivery::from(Arc::clone(&lease));
+            let delivery = Delivery(Arc::<Inner<Held>>::clone(&lease));
             (delivery, Some(Claim::start(&self.0, lease, claimed_at)))
         };
         // A subscriber may panic: the claim exists before.
@@ -204,7 +204,7 @@ impl AnyLedger {
     ) -> Result<(), ConfigError> {
         let Shared { permanent, abilities, .. } = &*self.0;
         let needs = |is_met: bool, rule| {
-            if is_met { Ok(()) } else { Err(ConfigError::new(ConfigErrorKind::Unsupported, rule)) }
+            if is_met { Ok(()) } else { Err(ConfigError::new(rule)) }
         };
         if *permanent == Permanent::OnArrival {
             let rule = "one identity of an event on arrival, and not a second one";

@@ -35,6 +35,7 @@ pub struct Preset {
     pub(crate) max_body: Option<usize>,
     pub(crate) retries: Retries,
     /// How the sender signs; `None` if this crate does not know it.
+    #[cfg_attr(not(feature = "verify"), expect(dead_code, reason = "`verify` reads it"))]
     pub(crate) scheme: Option<Scheme>,
     pub(super) signed_id: bool,
     /// The headers of the sample, among them a content type other than JSON.
@@ -106,9 +107,9 @@ impl Preset {
     /// methods, the retention floor and the handshakes.
     #[must_use]
     pub fn extractor(&self) -> KeyExtractor {
-        let mut keys = KeyExtractor::new(self.name, (self.rule)())
-            .methods(self.methods.iter().cloned())
-            .retention_floor(self.retention_floor());
+        let mut keys = KeyExtractor::new(self.name, (self.rule)());
+        keys.methods = self.methods;
+        keys.retention_floor = Some(self.retention_floor());
         keys.max_body = self.max_body;
         keys.unsigned_id = !self.signed_id;
         keys.tried_once = matches!(self.retries, Retries::Never | Retries::ConnectionFailure);
@@ -145,13 +146,6 @@ impl Preset {
     #[must_use]
     pub const fn signed_id(&self) -> bool {
         self.signed_id
-    }
-
-    /// Returns `true` if the feature `verify` verifies the requests of this sender; SendGrid's by `verify-ecdsa`, and
-    /// Discord's by `verify-ed25519`.
-    #[must_use]
-    pub const fn has_verifier(&self) -> bool {
-        self.scheme.is_some()
     }
 }
 

@@ -83,7 +83,7 @@ pub(crate) enum Proof {
     P256,
     /// The header is the secret itself.
     Token,
-    // Data cannot express these: each is a function of `verify::schemes`.
+    // Data cannot express these: each is a module of `verify`.
     Adyen,
     Twilio,
 }

@@ -84,7 +84,7 @@ impl fmt::Display for VerifierError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NoScheme(preset) => {
-                let known = provider::ALL.iter().filter(|known| known.has_verifier());
+                let known = provider::ALL.iter().filter(|known| known.scheme().is_some());
                 let known = known.map(Preset::name).collect::<Vec<_>>().join(", ");
                 write!(
                     f,

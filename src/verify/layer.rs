@@ -3,7 +3,6 @@
 use std::fmt;
 use std::future::{Future, poll_fn};
 use std::mem;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -22,7 +21,7 @@ use tower_service::Service;
 use super::error::Refusal;
 use super::verifier::Verifier;
 use crate::error::{BoxError, ConfigError, NOT_ZERO, check, valid};
-use crate::key::{Extracted, IntoKeyExtractor, KeyExtractor, RequestRef, escaped};
+use crate::key::{Extracted, KeyExtractor, RequestRef, escaped};
 use crate::layer::{BODY_LIMIT, BODY_TIMEOUT, Collect, LogIds, Verified};
 use crate::observe;
 use crate::provider::Preset;
@@ -30,7 +29,6 @@ use crate::provider::Preset;
 type Own = dyn Fn(&Parts, &[u8], SystemTime) -> Result<(), Refusal> + Send + Sync;
 type Found = Pin<Box<dyn Future<Output = Result<Option<Verifier>, BoxError>> + Send>>;
 type Select = dyn Fn(Parts) -> Found + Send + Sync;
-type Clock = dyn Fn() -> SystemTime + Send + Sync;
 
 /// The longest body, in bytes, in which the id of a refused request is looked for: whoever cannot sign must not
 /// make the server parse more.
@@ -91,19 +89,18 @@ enum Check {
 ///
 /// # Clone
 ///
-/// A clone shares the secrets and the clock.
+/// A clone shares the secrets.
 #[derive(Clone)]
 #[must_use = "a layer does nothing until it wraps a service"]
 pub struct VerifyLayer {
     check: Arc<Check>,
     /// The name of the sender in log records and metrics.
     name: Option<Arc<str>>,
-    /// Reads the id that a refused request claims to have.
+    /// Reads the id that a refused request of a preset's sender claims to have.
     claims: Option<Arc<KeyExtractor>>,
     log_ids: LogIds,
     body_limit: usize,
     body_timeout: Duration,
-    clock: Arc<Clock>,
 }
 
 impl VerifyLayer {
@@ -115,7 +112,7 @@ impl VerifyLayer {
         let layer = Self::with(Check::Verifier(Box::new(verifier)));
         let Some(preset) = preset else { return layer };
         let body_limit = BODY_LIMIT.max(preset.max_body.unwrap_or_default());
-        Self { body_limit, ..layer }.named(preset.name()).claimed_id(preset)
+        Self { body_limit, claims: Some(Arc::new(preset.extractor())), ..layer }
     }
 
     /// Makes a layer for a sender whose scheme this crate does not have. The limits are 2 MiB and 10 s.
@@ -173,7 +170,6 @@ impl VerifyLayer {
             log_ids: LogIds::default(),
             body_limit: BODY_LIMIT,
             body_timeout: BODY_TIMEOUT,
-            clock: Arc::new(SystemTime::now),
         }
     }
 
@@ -184,18 +180,11 @@ impl VerifyLayer {
         self
     }
 
-    /// Sets where a refused request is looked for its id, which the log record `not verified` has as
-    /// `claimed_id`. The default is the preset's key; for [`from_fn`](Self::from_fn), [`select`](Self::select) and
-    /// a scheme of your own there is none.
-    ///
-    /// **Nobody has verified this id.** The record does not have it if the head alone was refused and the id is
-    /// in the body, or if the body has more than 64 KiB. Of several events, the record names the first.
-    pub fn claimed_id(mut self, key: impl IntoKeyExtractor) -> Self {
-        self.claims = Some(Arc::new(key.into()));
-        self
-    }
-
     /// Sets how log records name an id: see [`DedupLayer::log_ids`](crate::DedupLayer::log_ids).
+    ///
+    /// The log record `not verified` has the id of a refused request as `claimed_id`, if [`new`](Self::new) has got a
+    /// preset's verifier. **Nobody has verified this id.** The record does not have it if the head alone was refused and
+    /// the id is in the body, or if the body has more than 64 KiB. Of several events, the record names the first.
     pub fn log_ids(mut self, ids: LogIds) -> Self {
         self.log_ids = ids;
         self
@@ -218,19 +207,11 @@ impl VerifyLayer {
     ///
     /// # Errors
     ///
-    /// A [`body_limit`](Self::body_limit) of 0 bytes, or a
-    /// [`body_timeout`](Self::body_timeout) of zero. A [`claimed_id`](Self::claimed_id) with an invalid key.
+    /// A [`body_limit`](Self::body_limit) of 0 bytes, or a [`body_timeout`](Self::body_timeout) of zero.
     pub fn checked(self) -> Result<Self, ConfigError> {
         check(self.body_limit > 0, "body_limit", "at least 1 byte", &self.body_limit)?;
         check(!self.body_timeout.is_zero(), "body_timeout", NOT_ZERO, &self.body_timeout)?;
-        self.claims.as_ref().map_or(Ok(()), |key| key.check())?;
         Ok(self)
-    }
-
-    /// Sets the server's clock, for tests.
-    pub fn clock(mut self, now: impl Fn() -> SystemTime + Send + Sync + 'static) -> Self {
-        self.clock = Arc::new(now);
-        self
     }
 
     async fn verify<R>(&self, request: Request<R>) -> Result<Request<Full<Bytes>>, StatusCode>
@@ -253,7 +234,7 @@ impl VerifyLayer {
             self.report(verifier, head, body, refusal.name(), &refusal);
             StatusCode::UNAUTHORIZED
         };
-        let read = verifier.map_or(Ok(()), |known| known.verify_head(&head, (self.clock)()));
+        let read = verifier.map_or(Ok(()), |known| known.verify_head(&head, SystemTime::now()));
         read.map_err(|refusal| unauthorized(&head, &Bytes::new(), refusal))?;
         let mut body = pin!(Collect::new(body, self.body_limit, self.body_timeout));
         let body = poll_fn(|cx| body.as_mut().poll(cx)).await.map_err(|fault| {
@@ -261,7 +242,7 @@ impl VerifyLayer {
             self.report(verifier, &head, &Bytes::new(), outcome.as_str(), &fault);
             outcome.answer().status()
         })?;
-        let now = (self.clock)();
+        let now = SystemTime::now();
         let verified = match check {
             Ok(verifier) => verifier.verify(&head, &body, now),
             Err(check) => check(&head, &body, now),
@@ -313,11 +294,8 @@ impl VerifyLayer {
 
     fn unverified_id(&self, head: &Parts, body: &Bytes) -> Option<String> {
         let body = if body.len() > CLAIM_LIMIT { &Bytes::new() } else { body };
-        let read = || self.claims.as_ref()?.read(&RequestRef::new(head, body)).ok();
-        // A closure of the key may panic, which must not replace the answer.
-        let Ok(Some(Extracted::Keys(keys))) = catch_unwind(AssertUnwindSafe(read)) else {
-            return None;
-        };
+        let found = self.claims.as_ref()?.read(&RequestRef::new(head, body)).ok()?;
+        let Extracted::Keys(keys) = found else { return None };
         let key = keys.events().first()?.key();
         Some(match self.log_ids {
             LogIds::Plain => key.shown_id().into_owned(),

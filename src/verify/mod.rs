@@ -19,14 +19,16 @@
 //! [The guide](crate::guide::verification) has the order of the layers, and a table of what each sender
 //! signs.
 
+mod adyen;
+mod data;
 mod error;
 mod key;
 mod layer;
 mod public_url;
 mod received;
-mod schemes;
 #[cfg(feature = "testing")]
 mod sign;
+mod twilio;
 mod verifier;
 
 pub use crate::provider::scheme::{Part, Scheme};

@@ -17,8 +17,8 @@ use super::error::VerifierError;
 use super::key::{Key, WEBHOOK_ED25519};
 use super::public_url::{PublicUrl, target};
 use super::received::{HmacSha256, Received, base64, hex, mac};
-use super::schemes::{adyen, data, url};
 use super::verifier::unix;
+use super::{adyen, data, twilio};
 use crate::error::BoxError;
 use crate::key;
 use crate::provider::scheme::{Part, Proof, Scheme};
@@ -57,7 +57,7 @@ impl Scheme {
         let signature = match self.proof {
             Proof::Token => secret.to_owned(),
             Proof::Twilio => {
-                let parts = [of.public_url()?.as_str(), &url::twilio_text(&of)?].concat();
+                let parts = [of.public_url()?.as_str(), &twilio::text(&of)?].concat();
                 STANDARD.encode(self.code::<Hmac<Sha1>>(secret, parts.as_bytes())?)
             }
             _ => before + &self.item(secret, &data::text(&of)?.parts.concat())?,

@@ -10,7 +10,7 @@ use super::error::{Refusal, VerifierError};
 use super::key::Key;
 use super::public_url::{PublicUrl, targets};
 use super::received::Received;
-use super::schemes::{adyen, data, url};
+use super::{adyen, data, twilio};
 use crate::provider::Preset;
 use crate::provider::scheme::{Proof, Scheme};
 
@@ -137,7 +137,7 @@ fn verify(key: &Key, request: &Received<'_>) -> Result<(), Refusal> {
     match (request.scheme.proof, key) {
         (Proof::Token, Key::Shared(token)) => data::verify_token(token, request),
         (Proof::Adyen, Key::Shared(key)) => adyen::verify(key, request),
-        (Proof::Twilio, Key::Shared(key)) => url::twilio(key, request),
+        (Proof::Twilio, Key::Shared(key)) => twilio::verify(key, request),
         (_, key) => data::verify(key, request),
     }
 }
@@ -147,7 +147,7 @@ fn verify_head(key: &Key, request: &Received<'_>) -> Result<(), Refusal> {
     match (request.scheme.proof, key) {
         (Proof::Token, Key::Shared(token)) => data::verify_token(token, request),
         (Proof::Adyen, _) => Ok(()),
-        (Proof::Twilio, _) => url::twilio_signature(request).map(drop),
+        (Proof::Twilio, _) => twilio::signature(request).map(drop),
         _ => data::read(request).map(drop),
     }
 }
@@ -193,7 +193,8 @@ impl Preset {
         Ok(Verifier { preset: Some(*self), ..scheme.verifier_at(public_url, secret)? })
     }
 
-    /// Returns how the sender signs; `None` if this crate does not know it.
+    /// Returns how the sender signs; `None` if this crate does not know it. SendGrid's verifier needs the feature
+    /// `verify-ecdsa`, and Discord's `verify-ed25519`.
     #[must_use]
     pub fn scheme(&self) -> Option<Scheme> {
         self.scheme

@@ -6,7 +6,6 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use bytes::Bytes;
 use http::Request;
-use tower_dedup::ConfigErrorKind;
 use tower_dedup::KeyErrorKind::{self, Empty};
 use tower_dedup::KeyExtractor;
 use tower_dedup::key::{self, Event, Extracted, Keys, RequestRef};
@@ -36,7 +35,10 @@ fn a_namespace_is_1_to_64_bytes_without_control_characters() {
     }
     for namespace in ["", "a\0b", "a\nb", "\u{7f}", &"n".repeat(65), &"\u{e9}".repeat(33)] {
         let refused = part().namespace(namespace).checked().unwrap_err();
-        assert_eq!(refused.kind(), ConfigErrorKind::Setting, "{namespace:?}");
+        let rule = format!(
+            "`namespace` must be 1 to 64 bytes without control characters, not {namespace:?}"
+        );
+        assert_eq!(refused.to_string(), rule);
         let closure = KeyExtractor::from_fn(namespace, |_| Ok(Extracted::Missing));
         assert_eq!(closure.checked().unwrap_err(), refused, "{namespace:?}");
         assert!(!is_valid(part().namespace("x").namespace(namespace)), "{namespace:?}");

@@ -18,8 +18,7 @@ use tower_dedup::adapter::{MemoryAdapter, SqliteAdapter};
 use tower_dedup::key::{self, KeyPart};
 use tower_dedup::testing::{Fault, StoreCall};
 use tower_dedup::{
-    BoxError, ConfigErrorKind, DedupAnswer, DedupKey, DedupLayer, OnMismatch, OnMissingKey,
-    ResponseBody, provider,
+    BoxError, DedupAnswer, DedupKey, DedupLayer, OnMismatch, OnMissingKey, ResponseBody, provider,
 };
 
 use crate::replay::numbered;
@@ -468,15 +467,17 @@ async fn settings_without_meaning_are_refused() {
             unreachable!()
         }
     }
-    let mut leases = Abilities::default();
-    leases.leases = true;
-    for abilities in [Abilities::default(), leases] {
+    const NO_DATA: &str = "the adapter does not support stored data";
+    let (mut leases, mut stored_data) = (Abilities::default(), Abilities::default());
+    (leases.leases, stored_data.stored_data) = (true, true);
+    for (abilities, rule) in
+        [(leases, NO_DATA), (stored_data, "the adapter does not support leases")]
+    {
         let layer = DedupLayer::idempotency_key(principal(), Bare(abilities));
-        let refused = layer.checked().unwrap_err();
-        assert_eq!(refused.kind(), ConfigErrorKind::Unsupported);
+        assert_eq!(layer.checked().unwrap_err().to_string(), rule);
     }
     let on_arrival =
         DedupLayer::on_arrival(provider::STANDARD_WEBHOOKS, Bare(Abilities::default()));
     let refused = on_arrival.compare_payload(key::body_digest(), OnMismatch::Refuse);
-    assert_eq!(refused.checked().unwrap_err().kind(), ConfigErrorKind::Unsupported);
+    assert_eq!(refused.checked().unwrap_err().to_string(), NO_DATA);
 }

@@ -446,7 +446,8 @@ async fn encoded_response_is_stored_with_its_encoding_or_not_at_all() {
 #[tokio::test]
 async fn response_to_a_head_request_is_not_stored() {
     let adapter = Arc::new(MemoryAdapter::new());
-    let service = DedupLayer::new(by_header().methods([Method::GET]), Arc::clone(&adapter))
+    let service = DedupLayer::new(by_header(), Arc::clone(&adapter))
+        .methods([Method::GET])
         .replay(Replay::new())
         .layer(with_body(|| frames(Vec::new())));
     let mut head = request("a");

@@ -13,6 +13,7 @@ use tower_dedup::adapter::inspect::MaintenanceAdapter;
 use tower_dedup::ledger::Ledger;
 use tower_dedup::{
     CommitError, DedupLayer, Delivery, OnMissingKey, StoreError, StoreErrorKind, key, provider,
+    testing,
 };
 
 use crate::compare_payload::{DUPLICATE, RAN};
@@ -129,13 +130,16 @@ fn setting_below_what_the_sender_needs_warns_once() {
 #[tokio::test]
 async fn default_retention_is_raised_to_the_floor_of_the_sender() {
     const DAY: Duration = Duration::from_secs(86_400);
-    for (floor, default) in [(60 * DAY, 60 * DAY), (DAY, 30 * DAY)] {
-        let (runs, store) = (Handler::default(), store());
-        let keys = key::json("/id").namespace("floor").retention_floor(floor);
-        let app =
-            Router::new().route("/", route(&runs)).layer(DedupLayer::new(keys, Arc::clone(&store)));
-        assert_eq!(answered(&deliver(&app, "/", "evt_1").await), RAN);
-        let key = tower_dedup::DedupKey::new("floor", "evt_1").unwrap();
+    for (sender, id, default) in [
+        (provider::TELEGRAM, "1", 30 * DAY),
+        (provider::ADYEN, "SampleAccount|1|AUTHORISATION|true", 60 * DAY),
+    ] {
+        let store = store();
+        let dedup = DedupLayer::new(sender, Arc::clone(&store));
+        let app = Router::new().route("/", post(async || ()).layer(dedup));
+        let event = testing::request(sender, "/", "1");
+        assert_eq!(app.oneshot(event.map(Body::new)).await.unwrap().status(), 200);
+        let key = tower_dedup::DedupKey::new(sender.name(), id).unwrap();
         let entry = store.get(&key).await.unwrap().unwrap();
         let retention = entry.expires_at.duration_since(entry.first_seen_at).unwrap();
         let difference = retention.abs_diff(default);

@@ -20,9 +20,7 @@ use tower_dedup::adapter::MemoryAdapter;
 use tower_dedup::adapter::inspect::MaintenanceAdapter;
 use tower_dedup::key::IntoKeyExtractor;
 use tower_dedup::verify::{Verifier, Verify, VerifyLayer};
-use tower_dedup::{
-    ConfigErrorKind, Dedup, DedupKey, DedupLayer, KeyExtractor, Verified, key, provider,
-};
+use tower_dedup::{Dedup, DedupKey, DedupLayer, KeyExtractor, Verified, key, provider};
 
 use crate::secrets::test_secrets;
 use crate::vectors::{VECTORS, case, cases, senders, signature_header, signed_by};
@@ -284,7 +282,6 @@ fn invalid_setting_is_reported_by_checked_and_by_the_first_use() {
         (layer().body_timeout(Duration::ZERO), "body_timeout"),
     ] {
         let error = layer.clone().checked().unwrap_err();
-        assert_eq!(error.kind(), ConfigErrorKind::Setting);
         assert!(error.to_string().starts_with(&format!("`{setting}` must be")), "{error}");
         let panic = catch_unwind(AssertUnwindSafe(|| layer.layer(()))).unwrap_err();
         assert_eq!(panic.downcast_ref::<String>(), Some(&error.to_string()));

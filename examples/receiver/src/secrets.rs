@@ -65,7 +65,7 @@ pub(crate) fn secret_of(preset: &Preset) -> Option<String> {
 
 /// Returns the presets with a scheme.
 fn senders() -> impl Iterator<Item = &'static Preset> {
-    provider::ALL.iter().filter(|preset| preset.has_verifier())
+    provider::ALL.iter().filter(|preset| preset.scheme().is_some())
 }
 
 /// Returns `WEBHOOK_SECRET_STANDARD_WEBHOOKS` for `standard-webhooks`.

@@ -10,7 +10,7 @@ use std::time::Duration;
 use sqlx::postgres::{PgConnectOptions, PgSslMode};
 
 use super::super::sql::{Purging, SqlOptions, check_name, check_timeout, take_names};
-use crate::error::{ConfigError, ConfigErrorKind, check};
+use crate::error::{ConfigError, check};
 
 /// The parameters by which libpq chooses between servers.
 const CHOOSES: [&str; 2] = ["target_session_attrs", "load_balance_hosts"];
@@ -131,12 +131,13 @@ impl PostgresOptions {
     }
 
     /// Reads a URL: the names of the table and the schema into these options, everything else into
-    /// sqlx's. For a pool of your own that is configured by the URL that
-    /// [`connect_with`](super::PostgresAdapter::connect_with) takes.
+    /// sqlx's. Public for the command, which has connections of its own.
     ///
     /// # Errors
     ///
-    /// [`ConfigError`], for a URL that `connect_with` refuses. The error does not contain the URL.
+    /// [`ConfigError`], for a URL that [`connect_with`](super::PostgresAdapter::connect_with) refuses. The error does
+    /// not contain the URL.
+    #[doc(hidden)]
     pub fn read_url(mut self, url: &str) -> Result<(Self, PgConnectOptions), ConfigError> {
         let (url, [table, schema]) = take_names(url, ["dedup_table", "dedup_schema"])?;
         if let Some(table) = table {
@@ -169,12 +170,12 @@ fn connect_options(url: &str) -> Result<PgConnectOptions, ConfigError> {
                 "the URL parameter `{name}` is not supported: give one address that leads to the \
                  primary"
             );
-            return Err(ConfigError::new(ConfigErrorKind::Url, message));
+            return Err(ConfigError::new(message));
         }
         several |= matches!(&*name, "host" | "hostaddr" | "port") && value.contains(',');
     }
     let message = "the store URL names several hosts: give one address that leads to the primary";
-    let several_hosts = || ConfigError::new(ConfigErrorKind::Url, message);
+    let several_hosts = || ConfigError::new(message);
     if several {
         return Err(several_hosts());
     }

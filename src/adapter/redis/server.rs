@@ -15,7 +15,7 @@ use redis::{InfoDict, RedisError};
 use super::client::Connection;
 use super::errors::Failure;
 use super::options::RedisOptions;
-use crate::error::{ConfigError, ConfigErrorKind};
+use crate::error::ConfigError;
 use crate::observe;
 
 /// The oldest major version of Redis that the scripts run on.
@@ -155,7 +155,7 @@ pub(super) fn wrong_scheme(scheme: &str) -> ConfigError {
 }
 
 fn unfit(why: impl Into<Cow<'static, str>>) -> ConfigError {
-    ConfigError::new(ConfigErrorKind::Server, why)
+    ConfigError::new(why)
 }
 
 #[cfg(test)]

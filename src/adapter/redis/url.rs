@@ -5,7 +5,7 @@
 use percent_encoding::percent_decode_str;
 use redis::{ConnectionInfo, IntoConnectionInfo};
 
-use crate::error::{ConfigError, ConfigErrorKind};
+use crate::error::ConfigError;
 
 const SEVERAL_HOSTS: &str =
     "the store URL names several hosts: use the scheme `redis+sentinel` or `redis+cluster`";
@@ -52,7 +52,7 @@ impl Endpoint {
         };
         if tls && !cfg!(any(feature = "tls-rustls-no-provider", feature = "tls-native-tls")) {
             let needs = "`rediss:` needs the cargo feature `tls-rustls` of tower-dedup";
-            return Err(ConfigError::new(ConfigErrorKind::Feature, needs));
+            return Err(ConfigError::new(needs));
         }
         // `redis` takes `#insecure`.
         if rest.contains('#') {
@@ -91,7 +91,7 @@ impl Endpoint {
 }
 
 fn refused(why: &'static str) -> ConfigError {
-    ConfigError::new(ConfigErrorKind::Url, why)
+    ConfigError::new(why)
 }
 
 #[cfg(test)]
@@ -219,7 +219,7 @@ mod tests {
     #[cfg(not(any(feature = "tls-rustls-no-provider", feature = "tls-native-tls")))]
     fn tls_without_its_feature_names_the_feature() {
         for url in ["rediss://h", "rediss+sentinel://h/m", "valkeys+cluster://h"] {
-            assert_eq!(config_error(url).kind(), ConfigErrorKind::Feature);
+            assert!(config_error(url).to_string().contains("feature"), "{url}");
         }
     }
 }

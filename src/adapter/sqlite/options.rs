@@ -54,12 +54,14 @@ impl SqliteOptions {
         check_timeout("write_lock_timeout", self.write_lock_timeout)
     }
 
-    /// Reads a URL: the name of the table into these options, everything else into sqlx's. For a pool
-    /// of your own on the file that [`connect_with`](super::SqliteAdapter::connect_with) opens.
+    /// Reads a URL: the name of the table into these options, everything else into sqlx's. Public for the command, which
+    /// has connections of its own.
     ///
     /// # Errors
     ///
-    /// [`ConfigError`], for a URL that `connect_with` refuses. The error does not contain the URL.
+    /// [`ConfigError`], for a URL that [`connect_with`](super::SqliteAdapter::connect_with) refuses. The error does not
+    /// contain the URL.
+    #[doc(hidden)]
     pub fn read_url(mut self, url: &str) -> Result<(Self, SqliteConnectOptions), ConfigError> {
         let (url, [table]) = take_names(url, ["dedup_table"])?;
         if let Some(table) = table {

@@ -8,9 +8,9 @@ use http::Method;
 use sha1::Sha1;
 use sha2::{Digest, Sha256};
 
+use super::error::Refusal;
+use super::received::{Received, base64, hex, signed};
 use crate::key::RequestRef;
-use crate::verify::error::Refusal;
-use crate::verify::received::{Received, base64, hex, signed};
 
 /// Twilio: HMAC-SHA1 over the whole URL and the sorted form fields, or over the URL alone without a
 /// form. If the body is no form, the URL contains its digest.
@@ -18,11 +18,11 @@ use crate::verify::received::{Received, base64, hex, signed};
 /// Twilio signs the URL sometimes with the port and sometimes without it, so both are tried, as in
 /// Twilio's libraries.
 ///
-/// Twilio does not sign the method: see [`twilio_method`].
-pub(in crate::verify) fn twilio(key: &[u8], request: &Received<'_>) -> Result<(), Refusal> {
-    let signature = base64(twilio_signature(request)?);
-    let text = twilio_text(request)?;
-    twilio_method(request, &text)?;
+/// Twilio does not sign the method: see [`check_method`].
+pub(super) fn verify(key: &[u8], request: &Received<'_>) -> Result<(), Refusal> {
+    let signature = base64(signature(request)?);
+    let text = text(request)?;
+    check_method(request, &text)?;
     let by = |url: &String| {
         signed::<Hmac<Sha1>>(key, &[url.as_bytes(), text.as_bytes()], signature.clone())
     };
@@ -30,7 +30,7 @@ pub(in crate::verify) fn twilio(key: &[u8], request: &Received<'_>) -> Result<()
     urls.iter().map(by).find(Result::is_ok).unwrap_or(Err(Refusal::Forged))
 }
 
-pub(in crate::verify) fn twilio_signature<'a>(request: &Received<'a>) -> Result<&'a str, Refusal> {
+pub(super) fn signature<'a>(request: &Received<'a>) -> Result<&'a str, Refusal> {
     request.header("x-twilio-signature")
 }
 
@@ -39,7 +39,7 @@ pub(in crate::verify) fn twilio_signature<'a>(request: &Received<'a>) -> Result<
 const MAX_FIELDS: usize = 1_000;
 
 /// Returns what follows the public URL in the signed text.
-pub(in crate::verify) fn twilio_text(request: &Received<'_>) -> Result<String, Refusal> {
+pub(super) fn text(request: &Received<'_>) -> Result<String, Refusal> {
     let mut text = request.target.to_owned();
     let query = request.head.uri.query().unwrap_or_default();
     let mut query = form_urlencoded::parse(query.as_bytes());
@@ -78,7 +78,7 @@ pub(in crate::verify) fn twilio_text(request: &Received<'_>) -> Result<String, R
 /// `AccountSidAC…` in the text of a form. A GET needs the first, and no other request may have it. A
 /// text without fields must not have the second. The rule reads the signed text only, so it does not
 /// depend on where the text is cut, and no text of Twilio passes for both methods.
-fn twilio_method(request: &Received<'_>, text: &str) -> Result<(), Refusal> {
+fn check_method(request: &Received<'_>, text: &str) -> Result<(), Refusal> {
     const ACCOUNT: &str = "AccountSid";
     let has = |name| has_account_after(name, text);
     if text == request.target && has(ACCOUNT) {

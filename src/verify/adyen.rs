@@ -6,10 +6,10 @@ use bytes::Bytes;
 use http::request::Parts;
 use serde_json::Value;
 
+use super::error::Refusal;
+use super::received::{HmacSha256, Received, base64, signed};
 use crate::error::KeyErrorKind;
 use crate::key::{self, Arrays, KeyPart, RequestRef, items};
-use crate::verify::error::Refusal;
-use crate::verify::received::{HmacSha256, Received, base64, signed};
 
 const ITEMS: &str = "notificationItems";
 const SIGNATURE: &str = "additionalData.hmacSignature";
@@ -39,7 +39,7 @@ fn field(name: &str) -> KeyPart {
 }
 
 /// HMAC-SHA256 in base64. Every item must be signed.
-pub(in crate::verify) fn verify(key: &[u8], request: &Received<'_>) -> Result<(), Refusal> {
+pub(super) fn verify(key: &[u8], request: &Received<'_>) -> Result<(), Refusal> {
     let items = items_of(&Bytes::copy_from_slice(request.body))?;
     for item in &items {
         let text = text(request.head, item)?;
@@ -52,7 +52,7 @@ pub(in crate::verify) fn verify(key: &[u8], request: &Received<'_>) -> Result<()
     Ok(())
 }
 
-pub(in crate::verify) fn items_of(body: &Bytes) -> Result<Vec<Bytes>, Refusal> {
+pub(super) fn items_of(body: &Bytes) -> Result<Vec<Bytes>, Refusal> {
     let items = items(body, &LIST).map_err(|_| Refusal::Malformed(ITEMS))?;
     items.filter(|items| !items.is_empty()).ok_or(Refusal::Missing(ITEMS))
 }
@@ -63,7 +63,7 @@ pub(in crate::verify) fn items_of(body: &Bytes) -> Result<Vec<Bytes>, Refusal> {
 /// decides which: otherwise an attacker could move a colon to the next value. The code itself has none, and
 /// is always the last value but one of the text. The `pspReference` of a report is the name of a file, which
 /// may contain a time. Every other item may have colons in the merchant's own reference.
-pub(in crate::verify) fn text(head: &Parts, item: &Bytes) -> Result<String, Refusal> {
+pub(super) fn text(head: &Parts, item: &Bytes) -> Result<String, Refusal> {
     let mut values = Vec::with_capacity(VALUES.len());
     for (name, part) in VALUES.iter().zip(&*VALUE_PARTS) {
         values.push(read(part, head, item, name)?);

@@ -3,13 +3,13 @@
 use chrono::DateTime;
 use ctutils::CtEq;
 
+use super::error::Refusal;
+use super::key::Key;
+use super::received::{Received, base64, hex};
 use crate::provider::scheme::{Part, Scheme};
-use crate::verify::error::Refusal;
-use crate::verify::key::Key;
-use crate::verify::received::{Received, base64, hex};
 
 /// Verifies a request with one key. One valid code is enough, so that a secret can change.
-pub(in crate::verify) fn verify(key: &Key, request: &Received<'_>) -> Result<(), Refusal> {
+pub(super) fn verify(key: &Key, request: &Received<'_>) -> Result<(), Refusal> {
     let scheme = request.scheme;
     let (signed, [value, other]) = read(request)?;
     let (prefix, decode) = (key.prefix(scheme), if scheme.is_base64 { base64 } else { hex });
@@ -19,7 +19,7 @@ pub(in crate::verify) fn verify(key: &Key, request: &Received<'_>) -> Result<(),
 }
 
 /// Reads the signed text and the headers with a code. Refuses what the head alone shows to be unverified.
-pub(in crate::verify) fn read<'a>(
+pub(super) fn read<'a>(
     request: &Received<'a>,
 ) -> Result<(Text<'a>, [Option<&'a str>; 2]), Refusal> {
     let (text, scheme) = (text(request)?, request.scheme);
@@ -38,23 +38,20 @@ pub(in crate::verify) fn read<'a>(
 }
 
 /// Compares the header with the secret in constant time.
-pub(in crate::verify) fn verify_token(
-    secret: &[u8],
-    request: &Received<'_>,
-) -> Result<(), Refusal> {
+pub(super) fn verify_token(secret: &[u8], request: &Received<'_>) -> Result<(), Refusal> {
     let is_equal = request.header(request.scheme.header)?.as_bytes().ct_eq(secret).to_bool();
     is_equal.then_some(()).ok_or(Refusal::Forged)
 }
 
 /// The signed text of a request.
-pub(in crate::verify) struct Text<'a> {
-    pub(in crate::verify) parts: Vec<&'a [u8]>,
+pub(super) struct Text<'a> {
+    pub(super) parts: Vec<&'a [u8]>,
     /// In seconds since 1970; `None` if no time is signed.
     time: Option<i64>,
 }
 
 /// Returns the text that the parts describe.
-pub(in crate::verify) fn text<'a>(request: &Received<'a>) -> Result<Text<'a>, Refusal> {
+pub(super) fn text<'a>(request: &Received<'a>) -> Result<Text<'a>, Refusal> {
     let Scheme { header: of_codes, separators, text: parts, .. } = *request.scheme;
     let mut text = Text { parts: Vec::with_capacity(6), time: None };
     for part in parts {
