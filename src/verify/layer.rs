@@ -21,7 +21,7 @@ use tower_service::Service;
 use super::error::Refusal;
 use super::verifier::Verifier;
 use crate::error::{BoxError, ConfigError, NOT_ZERO, check, valid};
-use crate::key::{Extracted, KeyExtractor, RequestRef, escaped};
+use crate::key::{Extracted, RequestRef, escaped};
 use crate::layer::{BODY_LIMIT, BODY_TIMEOUT, Collect, LogIds, Verified};
 use crate::observe;
 use crate::provider::Preset;
@@ -96,8 +96,6 @@ pub struct VerifyLayer {
     check: Arc<Check>,
     /// The name of the sender in log records and metrics.
     name: Option<Arc<str>>,
-    /// Reads the id that a refused request of a preset's sender claims to have.
-    claims: Option<Arc<KeyExtractor>>,
     log_ids: LogIds,
     body_limit: usize,
     body_timeout: Duration,
@@ -112,7 +110,7 @@ impl VerifyLayer {
         let layer = Self::with(Check::Verifier(Box::new(verifier)));
         let Some(preset) = preset else { return layer };
         let body_limit = BODY_LIMIT.max(preset.max_body.unwrap_or_default());
-        Self { body_limit, claims: Some(Arc::new(preset.extractor())), ..layer }
+        Self { body_limit, ..layer }
     }
 
     /// Makes a layer for a sender whose scheme this crate does not have. The limits are 2 MiB and 10 s.
@@ -166,7 +164,6 @@ impl VerifyLayer {
         Self {
             check: Arc::new(check),
             name: None,
-            claims: None,
             log_ids: LogIds::default(),
             body_limit: BODY_LIMIT,
             body_timeout: BODY_TIMEOUT,
@@ -182,9 +179,9 @@ impl VerifyLayer {
 
     /// Sets how log records name an id: see [`DedupLayer::log_ids`](crate::DedupLayer::log_ids).
     ///
-    /// The log record `not verified` has the id of a refused request as `claimed_id`, if [`new`](Self::new) has got a
-    /// preset's verifier. **Nobody has verified this id.** The record does not have it if the head alone was refused and
-    /// the id is in the body, or if the body has more than 64 KiB. Of several events, the record names the first.
+    /// The log record `not verified` has the id of a request that a preset's verifier has refused, as `claimed_id`.
+    /// **Nobody has verified this id.** The record does not have it if the head alone was refused and the id is in the
+    /// body, or if the body has more than 64 KiB. Of several events, the record names the first.
     pub fn log_ids(mut self, ids: LogIds) -> Self {
         self.log_ids = ids;
         self
@@ -286,15 +283,16 @@ impl VerifyLayer {
             self.name.as_deref().or(preset.as_ref().map(Preset::name)),
             &escaped(head.uri.path()),
             url.as_deref().map(|url| escaped(url)).as_deref(),
-            self.unverified_id(head, body).as_deref(),
+            preset.as_ref().and_then(|sender| self.unverified_id(sender, head, body)).as_deref(),
             name,
             reason,
         );
     }
 
-    fn unverified_id(&self, head: &Parts, body: &Bytes) -> Option<String> {
+    /// Returns the id that a refused request of this sender claims to have.
+    fn unverified_id(&self, sender: &Preset, head: &Parts, body: &Bytes) -> Option<String> {
         let body = if body.len() > CLAIM_LIMIT { &Bytes::new() } else { body };
-        let found = self.claims.as_ref()?.read(&RequestRef::new(head, body)).ok()?;
+        let found = sender.extractor().read(&RequestRef::new(head, body)).ok()?;
         let Extracted::Keys(keys) = found else { return None };
         let key = keys.events().first()?.key();
         Some(match self.log_ids {

@@ -423,6 +423,8 @@ fn refused_request_is_logged_with_the_id_that_it_claims() {
     observed(async |log, _| {
         let stripe = VerifyLayer::new(provider::STRIPE.verifier("whsec_x").unwrap());
         let github = VerifyLayer::new(provider::GITHUB.verifier("x").unwrap());
+        let tenants =
+            VerifyLayer::select(async |_| Ok(Some(provider::GITHUB.verifier("of a tenant")?)));
         let own = VerifyLayer::from_fn(|_, _, _| Err(Refusal::Forged));
         let now = std::time::SystemTime::now();
         let now = now.duration_since(std::time::UNIX_EPOCH).unwrap().as_secs();
@@ -443,6 +445,7 @@ fn refused_request_is_logged_with_the_id_that_it_claims() {
             (&stripe, http::Request::post("/hook"), evt, None),
             (&github, pushed(), &large, Some("push-1")),
             (&github.clone().log_ids(LogIds::Hashed), pushed(), "", Some(&*hashed)),
+            (&tenants, pushed(), "", Some("push-1")),
             (&own, named("a"), "", None),
         ] {
             refused(verify, request, body).await;
