@@ -68,16 +68,16 @@
 //! |---|---|---|
 //! | a claim respects the live lease of another token | `claim.lua`, `row.rs` | `ONCE` |
 //! | a claim of a complete key is a duplicate | `claim.lua`, `row.rs` | `KEPT` |
-//! | in flight is no duplicate | `Resolution::without_new` | `RAN` |
-//! | a success is completed, a failure is released | `LeaseClaim::commit`, `rollback` | `ONCE`, `RAN` |
+//! | in flight is no duplicate | `Resolution::all_complete` | `RAN` |
+//! | a success is completed, a failure is released | `Claim::settle` | `ONCE`, `RAN` |
 //! | a release needs the token | `release.lua`, `release.sql` | `ONCE` |
 //! | a late release does not undo a completion, which keeps the holder's token | the same | `KEPT` |
 //! | a completion counts after its lease | `complete.lua`, `complete.sql` | `KEPT` |
 //! | a renewal respects the lease of another token | `renew.lua`, `renew.sql` | `HELD` |
 //! | a late renewal does not undo a completion | the same | `KEPT` |
-//! | a completion of unknown outcome is repeated | the drop of `LeaseClaim`, `Lease::spawn_complete` | `STORED` |
+//! | a completion of unknown outcome is repeated | the drop of `Claim`, `RetryJob` | `STORED` |
 //! | a key whose completion is pending is complete in its process | `Pending::split` in `Claims::claim` | `PENDING` |
-//! | a duplicate releases the identities that it has claimed | `resolve` | `RAN` |
+//! | a duplicate releases the identities that it has claimed | `Claims::resolve` | `RAN` |
 //!
 //! The lease ledger also releases a claim of unknown outcome. This frees the key sooner. No property needs it, so
 //! the table has no row for it.

@@ -20,7 +20,7 @@ impl Protocol {
         state.jobs.iter().any(is_it)
     }
 
-    /// The outcome of the call is unknown: the drop of `Claims` in `claims.rs`, and of `LeaseClaim` in `lease.rs`.
+    /// The outcome of the call is unknown: the drop of `Claims` in `claims.rs`, and of `Claim` in `lease.rs`.
     pub(crate) fn unknown(&self, state: &mut State, index: usize) {
         let Phase::Calling { process, token, action, view, .. } = &state.deliveries[index].phase
         else {
@@ -87,7 +87,7 @@ impl Protocol {
         state.deliveries[index].phase = phase;
     }
 
-    /// Treats a complete key as in flight if its claim may be released: `Doubt::apply` in `claims.rs`.
+    /// Treats a complete key as in flight if its claim may be released: `Doubt::apply` in `arrival.rs`.
     fn adjusted(
         &self,
         state: &State,
@@ -140,7 +140,7 @@ impl Protocol {
         })
     }
 
-    /// Goes on after the handler: `commit` and `rollback` of `LeaseClaim` and `ArrivalClaim`.
+    /// Goes on after the handler: `Claim::settle` in `lease.rs`.
     pub(crate) fn handler(&self, state: &mut State, index: usize, success: bool) {
         let delivery = &mut state.deliveries[index];
         let Phase::Running { process, token, .. } = delivery.phase else { return };
