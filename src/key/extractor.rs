@@ -1,6 +1,5 @@
 //! [`KeyExtractor`]: from a request to its keys.
 
-use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -423,36 +422,22 @@ impl KeyExtractor {
         Events::new(request, &self.naming, &self.namespace)
     }
 
-    /// Returns the key of a delivery that has none but the digest of its body.
+    /// Returns the digest of the body, as the key of a request that has no other one and reaches its handler.
     ///
     /// # Errors
     ///
-    /// If the body is empty, because all empty bodies have one digest. If it is a list of events with content
-    /// identities: whoever removes the header that the list is read by would let handled events run again.
+    /// If the body is empty, because all empty bodies have one digest.
     pub(crate) fn body_digest(&self, request: &RequestRef<'_>) -> Result<Keys, KeyError> {
         if request.body().is_empty() {
             return Err(KeyError::new(KeyErrorKind::Missing, "the body"));
         }
-        let is_list = match self.rule {
-            Rule::Each(_) => true,
-            Rule::Reader(_) => is_array(request.body()),
-            _ => false,
-        };
-        if self.has_content_identity() && is_list {
-            return Err(KeyError::new(KeyErrorKind::Missing, "the key of an event of the list"));
-        }
-        let [namespace, second_namespace] = self.naming.namespaces(&self.namespace, request)?;
+        let [namespace, _] = self.naming.namespaces(&self.namespace, request)?;
         let digest = body_id(request.body());
-        let id: Cow<'_, str> = match &self.rule {
-            Rule::IdempotencyKey(scope) => idempotency::id(scope, request, &digest)?.into(),
-            _ => (&*digest).into(),
+        let id = match &self.rule {
+            Rule::IdempotencyKey(scope) => idempotency::id(scope, request, &digest)?,
+            _ => digest,
         };
-        let mut event = Event::new(DedupKey::in_namespace(&namespace, &id)?);
-        // Otherwise whoever replays a body without its id lets it run again.
-        if self.has_content_identity() {
-            event.set_second(DedupKey::in_namespace(&second_namespace, &digest)?, true);
-        }
-        Ok(event.into())
+        Ok(Event::new(DedupKey::in_namespace(&namespace, &id)?).into())
     }
 
     pub(crate) fn has_second_identity(&self) -> bool {
@@ -470,17 +455,24 @@ impl KeyExtractor {
         if !self.has_content_identity() {
             return None;
         }
-        let list = match &self.rule {
-            Rule::Each(each) => each.read(self.events(request)),
-            Rule::Reader(read) => read(self.events(request)),
-            Rule::Part(_) | Rule::Fn(_) | Rule::IdempotencyKey(_) => Ok(Extracted::Missing),
+        let (list, is_list) = match &self.rule {
+            Rule::Each(each) => (each.read(self.events(request)), true),
+            Rule::Reader(read) => (read(self.events(request)), is_array(request.body())),
+            Rule::Part(_) | Rule::Fn(_) | Rule::IdempotencyKey(_) => {
+                (Ok(Extracted::Missing), false)
+            }
         };
-        let keys = match list {
-            Ok(Extracted::Keys(keys)) => keys,
-            _ => self.body_digest(request).ok()?,
-        };
-        let content = |event: &Event| Some(Event::new(event.second_identity()?.clone()));
-        Keys::new(keys.events().iter().filter_map(content).collect())
+        if let Ok(Extracted::Keys(keys)) = list {
+            let content = |event: &Event| Some(Event::new(event.second_identity()?.clone()));
+            return Keys::new(keys.events().iter().filter_map(content).collect());
+        }
+        // A list whose events cannot be read has no event of its whole body.
+        if is_list || request.body().is_empty() {
+            return None;
+        }
+        let [_, namespace] = self.naming.namespaces(&self.namespace, request).ok()?;
+        let content = DedupKey::in_namespace(&namespace, &body_id(request.body())).ok()?;
+        Some(Event::new(content).into())
     }
 
     /// Returns `true` if nothing that the sender signs identifies the event.
