@@ -176,17 +176,17 @@ async fn handshake_that_the_layer_does_not_answer_leaves_no_row() {
 /// Each event of a list has the digest of its own bytes.
 #[tokio::test]
 async fn handshake_with_a_list_uses_up_each_of_its_bodies() {
-    let handler = Handler::default();
+    let (store, handler) = (memory(), Handler::default());
     let events = key::each("/events", key::header("webhook-id").and(key::json("/id")));
     let events = events.namespace("test").content_identity();
     let keys = events.handshake_when(|request| request.headers().contains_key("x-ping"));
-    let service = DedupLayer::new(keys, memory()).layer(handler.service());
+    let service = DedupLayer::new(keys, Arc::clone(&store)).layer(handler.service());
     let list = r#"{"events": [{"id": 1}, {"id": 2}]}"#;
     assert_eq!(answered(&send(&service, ping(list)).await), (200, Some("handshake")));
     assert_eq!(answered(&send(&service, event("id-1", list)).await), (200, Some("duplicate")));
     // No list, and so no event.
     assert_eq!(answered(&send(&service, ping("ping")).await), (200, Some("handshake")));
-    assert_eq!(handler.runs(), 0);
+    assert_eq!((handler.runs(), rows(&store).await), (0, 2));
 }
 
 /// A retry is no warning. A body or an id that comes again with another one may be an attack, and the operator learns by
