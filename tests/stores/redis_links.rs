@@ -301,8 +301,14 @@ async fn replica_answers_no_duplicate() {
     while !known {
         known = on_replica.get(&dedup_key("a")).await.is_ok_and(|entry| entry.is_some());
     }
-    let error = claim(&on_replica, "a", &terms).await.unwrap_err();
-    assert_eq!(error.kind(), StoreErrorKind::Refused, "{error:?}");
+    // On a busy machine, an attempt may be under way when the time of a call is up.
+    let mut kind = StoreErrorKind::Timeout;
+    for _ in 0..5 {
+        if kind == StoreErrorKind::Timeout {
+            kind = claim(&on_replica, "a", &terms).await.unwrap_err().kind();
+        }
+    }
+    assert_eq!(kind, StoreErrorKind::Refused);
 }
 
 /// A call that waits for its next connection has sent nothing since the refusal.
