@@ -112,7 +112,14 @@ async fn doctor_finds_a_replica() {
         (replica, primary)
     })
     .await;
-    let ran = run(&replica.url(), &["doctor", "--json", "--timeout", "5s"]).await;
+    let doctor = async || run(&replica.url(), &["doctor", "--json", "--timeout", "5s"]).await;
+    let mut ran = doctor().await;
+    for _ in 0..4 {
+        // On a busy machine, an attempt of the claim may be under way when its time is up.
+        if ran.said().contains("claiming keys: the store timed out") {
+            ran = doctor().await;
+        }
+    }
     ran.assert_finding("rights", "error", "a read only replica");
 }
 
