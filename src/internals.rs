@@ -112,7 +112,8 @@ pub async fn purge(
     purging: crate::adapter::Purging,
     adapter: Arc<impl crate::adapter::inspect::MaintenanceAdapter>,
 ) {
-    purging.run(|| Some(Arc::clone(&adapter)), Default::default()).await;
+    let never = tokio_util::sync::CancellationToken::new();
+    purging.run(|| Some(Arc::clone(&adapter)), never).await;
 }
 
 /// Returns the statements of the adapter by the names of their files, for tests of their plans.

@@ -7,7 +7,6 @@ use std::time::Duration;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqliteSynchronous};
 use sqlx::{Connection, PgConnection, SqlitePool};
-use tempfile::TempDir;
 use tower_dedup::adapter::inspect::MaintenanceAdapter;
 use tower_dedup::adapter::{MemoryAdapter, PostgresAdapter, PostgresOptions, SqliteAdapter};
 use tower_dedup::conformance::{HandlerTransaction, SharedStore, Store, Transactional};
@@ -17,7 +16,6 @@ use crate::support::places::{
     Memory, Postgres, RedisCluster, RedisReplicated, RedisSentinel, Sqlite, connect_in,
 };
 use crate::support::postgres::{Schema, create_partitions};
-use crate::support::time_travel::{milliseconds, shift_file};
 
 macro_rules! the_clock_of_the_inner_store {
     () => {
@@ -55,11 +53,7 @@ impl Store for FewShards {
 }
 
 /// A pool of the user, with several connections.
-struct UsersPool {
-    adapter: Arc<SqliteAdapter>,
-    pool: SqlitePool,
-    _dir: TempDir,
-}
+struct UsersPool(Sqlite);
 
 impl Store for UsersPool {
     type Adapter = SqliteAdapter;
@@ -67,29 +61,16 @@ impl Store for UsersPool {
     async fn create() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let options = SqliteConnectOptions::new()
-            .filename(dir.path().join("app.db"))
+            .filename(dir.path().join("dedup.db"))
             .create_if_missing(true)
             .journal_mode(SqliteJournalMode::Wal)
             .synchronous(SqliteSynchronous::Normal)
             .busy_timeout(Duration::from_secs(1));
         let pool = SqlitePool::connect_with(options).await.unwrap();
-        let adapter = SqliteAdapter::new(pool.clone());
-        // `advance` needs the table.
-        adapter.migrate().await.unwrap();
-        Self { adapter: Arc::new(adapter), pool, _dir: dir }
+        Self(Sqlite::with(SqliteAdapter::new(pool.clone()), pool, dir).await)
     }
 
-    fn adapter(&self) -> Arc<SqliteAdapter> {
-        Arc::clone(&self.adapter)
-    }
-
-    async fn advance(&self, by: Duration) {
-        shift_file(&self.pool, -milliseconds(by)).await;
-    }
-
-    async fn set_back(&self, by: Duration) {
-        shift_file(&self.pool, milliseconds(by)).await;
-    }
+    like_the_inner_store!();
 }
 
 /// An adapter without its type.
@@ -128,7 +109,7 @@ impl Store for Serializable {
             PostgresAdapter::with_options(pool, options)
         };
         let options = PostgresOptions::new().durable_claims(true);
-        Self(Postgres::over(options, connect).await)
+        Self(Postgres::with(options, connect).await)
     }
 
     like_the_inner_store!();
@@ -142,7 +123,7 @@ impl Store for Single {
 
     async fn create() -> Self {
         let options = with_postgres_bounds(PostgresOptions::new().connections(8), 1, 16_384);
-        Self(Postgres::over(options, connect_in).await)
+        Self(Postgres::with(options, connect_in).await)
     }
 
     like_the_inner_store!();
@@ -161,7 +142,7 @@ impl Store for Partitioned {
             create_partitions(&mut connection, &adapter.schema_sql(), 4).await;
             adapter
         };
-        Self(Postgres::over(PostgresOptions::new(), connect).await)
+        Self(Postgres::with(PostgresOptions::new(), connect).await)
     }
 
     like_the_inner_store!();

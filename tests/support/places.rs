@@ -97,6 +97,12 @@ pub(crate) struct Sqlite {
 }
 
 impl Sqlite {
+    /// `pool` is another one on the file of the adapter, or the adapter's own.
+    pub(crate) async fn with(adapter: SqliteAdapter, pool: SqlitePool, dir: TempDir) -> Self {
+        adapter.migrate().await.unwrap();
+        Self { adapter: Arc::new(adapter), pool, dir }
+    }
+
     pub(crate) fn path(&self) -> PathBuf {
         self.dir.path().join("dedup.db")
     }
@@ -108,11 +114,9 @@ impl Store for Sqlite {
     async fn create() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let adapter = SqliteAdapter::connect(&sqlite_url(dir.path())).await.unwrap();
-        adapter.migrate().await.unwrap();
         let options = SqliteConnectOptions::new().filename(dir.path().join("dedup.db"));
         let options = options.journal_mode(SqliteJournalMode::Wal).busy_timeout(LATE);
-        let pool = SqlitePool::connect_lazy_with(options);
-        Self { adapter: Arc::new(adapter), pool, dir }
+        Self::with(adapter, SqlitePool::connect_lazy_with(options), dir).await
     }
 
     fn adapter(&self) -> Arc<SqliteAdapter> {
@@ -195,7 +199,7 @@ pub(crate) async fn connect_in(schema: &Schema, options: PostgresOptions) -> Pos
 
 impl Postgres {
     /// `connect` makes an adapter with these options.
-    pub(crate) async fn over(
+    pub(crate) async fn with(
         options: PostgresOptions,
         connect: impl AsyncFnOnce(&Schema, PostgresOptions) -> PostgresAdapter,
     ) -> Self {
@@ -212,7 +216,7 @@ impl Store for Postgres {
     type Adapter = PostgresAdapter;
 
     async fn create() -> Self {
-        Self::over(PostgresOptions::new(), connect_in).await
+        Self::with(PostgresOptions::new(), connect_in).await
     }
 
     fn adapter(&self) -> Arc<PostgresAdapter> {
