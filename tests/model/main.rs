@@ -21,18 +21,28 @@ use backends::{Backend, Memory, Processes};
 use history::{Wave, is_explained, sequence, waves};
 use proptest::strategy::Strategy;
 use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestError, TestRunner};
+use tokio::runtime::Builder;
 
 /// How often a reduced schedule is tried after a failure, for failures that show only sometimes.
 const TRIES: usize = 20;
 
+/// Calls that follow each other. More threads would only wake each other.
+fn follows_the_contract<W: Backend>(schedules: u32, backend: impl Future<Output = W>) {
+    check(&mut Builder::new_current_thread(), schedules, &sequence(), backend);
+}
+
+fn is_linearizable<W: Backend>(schedules: u32, backend: impl Future<Output = W>) {
+    check(Builder::new_multi_thread().worker_threads(2), schedules, &waves(), backend);
+}
+
 /// Runs this many schedules; ten times as many with ten times proptest's usual `PROPTEST_CASES`.
 fn check<W: Backend>(
+    runtime: &mut Builder,
     schedules: u32,
     strategy: &impl Strategy<Value = Vec<Wave>>,
     backend: impl Future<Output = W>,
 ) {
-    let mut runtime = tokio::runtime::Builder::new_multi_thread();
-    let runtime = runtime.worker_threads(2).enable_all().build().unwrap();
+    let runtime = runtime.enable_all().build().unwrap();
     let (backend, failed) = (RefCell::new(runtime.block_on(backend)), RefCell::new(None));
     let usual = Config::default();
     let config = Config {
@@ -61,45 +71,45 @@ fn check<W: Backend>(
 
 #[test]
 fn memory_follows_the_contract() {
-    check(2_000, &sequence(), async { Memory::new(100) });
+    follows_the_contract(2_000, async { Memory::new(100) });
 }
 
 #[test]
 fn memory_in_shards_follows_the_contract() {
-    check(2_000, &sequence(), async { Memory::new(4_096) });
+    follows_the_contract(2_000, async { Memory::new(4_096) });
 }
 
 #[test]
 fn sqlite_follows_the_contract() {
-    check(400, &sequence(), Processes::on_sqlite());
+    follows_the_contract(400, Processes::on_sqlite());
 }
 
 #[test]
 fn postgres_follows_the_contract() {
-    check(400, &sequence(), Processes::on_postgres());
+    follows_the_contract(400, Processes::on_postgres());
 }
 
 #[test]
 fn redis_follows_the_contract() {
-    check(1_000, &sequence(), Processes::on_redis());
+    follows_the_contract(1_000, Processes::on_redis());
 }
 
 #[test]
 fn memory_is_linearizable() {
-    check(2_000, &waves(), async { Memory::new(100) });
+    is_linearizable(2_000, async { Memory::new(100) });
 }
 
 #[test]
 fn sqlite_is_linearizable() {
-    check(1_000, &waves(), Processes::on_sqlite());
+    is_linearizable(1_000, Processes::on_sqlite());
 }
 
 #[test]
 fn postgres_is_linearizable() {
-    check(1_000, &waves(), Processes::on_postgres());
+    is_linearizable(1_000, Processes::on_postgres());
 }
 
 #[test]
 fn redis_is_linearizable() {
-    check(1_000, &waves(), Processes::on_redis());
+    is_linearizable(1_000, Processes::on_redis());
 }
