@@ -16,9 +16,6 @@ use tower_dedup::adapter::contract::Token;
 
 #[path = "shared/mod.rs"]
 mod shared;
-#[allow(dead_code, unused_imports, reason = "the tests use the rest")]
-#[path = "../tests/support/redis/mod.rs"]
-mod support;
 
 use shared::calls::{
     Claims, Duplicates, Events, LEASE, NAMESPACE, Ours, RETENTION, Store, fresh_key, old_id,
@@ -27,7 +24,7 @@ use shared::compare::{Bed, compare};
 use shared::database::FEW;
 use shared::ratios::report;
 use shared::run::{Run, runtime};
-use support::Server;
+use support::redis::Server;
 
 const BYTES: &str = "redis_key_bytes";
 /// The number of keys whose bytes are measured.

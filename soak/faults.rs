@@ -12,7 +12,7 @@ use crate::log::{Kind, Log, Window, now};
 use crate::receivers::{RECEIVERS, Receivers};
 use crate::row::StoreKind;
 use crate::store::Store;
-use crate::support::redis::link::SILENT;
+use support::redis::link::SILENT;
 
 /// A receiver is killed once in this many deliveries.
 const KILL_EVERY: u64 = 8_000;

@@ -30,8 +30,6 @@ mod receiver;
 mod receivers;
 mod row;
 mod store;
-#[path = "../tests/support/mod.rs"]
-mod support;
 mod table;
 mod verdict;
 

@@ -21,7 +21,7 @@ use tower_dedup::{DedupHandle, DedupLayer, Delivery};
 
 use crate::effects::{self, Effect, EffectWriter};
 use crate::row::{LedgerKind, Row};
-use crate::support::by_header;
+use support::by_header;
 
 /// The environment variable with the setup of a receiver.
 pub(crate) const SETUP: &str = "TOWER_DEDUP_SOAK_RECEIVER";

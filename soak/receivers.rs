@@ -13,7 +13,7 @@ use tokio::time::timeout;
 use crate::log::{Log, Window, now};
 use crate::receiver::{LISTENS, SETUP, Setup};
 use crate::row::Row;
-use crate::support::postgres::free_port;
+use support::postgres::free_port;
 
 pub(crate) const RECEIVERS: usize = 3;
 

@@ -12,11 +12,11 @@ use tokio::time::{Instant, sleep};
 use crate::effects::Database;
 use crate::log::Kind;
 use crate::row::StoreKind;
-use crate::support::cluster::{Cluster, blocking, scalar};
-use crate::support::postgres::Server;
-use crate::support::redis::link::Link;
-use crate::support::redis::{self, SentinelSet};
-use crate::support::sqlite_url;
+use support::cluster::{Cluster, blocking, scalar};
+use support::postgres::Server;
+use support::redis::link::Link;
+use support::redis::{self, SentinelSet};
+use support::sqlite_url;
 
 /// A server serves again within this time.
 const SERVES: Duration = Duration::from_secs(60);

@@ -12,11 +12,8 @@ use tower_dedup::adapter::PostgresAdapter;
 use super::calls::NAMESPACE;
 use super::usage::family_cpu;
 
-#[path = "../../tests/support/postgres.rs"]
-mod support;
-
-pub(crate) use support::Schema;
-use support::{Server, URL};
+pub(crate) use support::postgres::Schema;
+use support::postgres::{Server, URL};
 
 /// The number of rows in a small table: enough for the planner to use the index. A service reaches
 /// that size within seconds, and the server analyses the table within a minute.

@@ -12,10 +12,10 @@ use tower_dedup::adapter::{MemoryAdapter, PostgresAdapter, PostgresOptions, Sqli
 use tower_dedup::conformance::{HandlerTransaction, SharedStore, Store, Transactional};
 use tower_dedup::internals::with_postgres_bounds;
 
-use crate::support::places::{
+use support::places::{
     Memory, Postgres, RedisCluster, RedisReplicated, RedisSentinel, Sqlite, connect_in,
 };
-use crate::support::postgres::{Schema, create_partitions};
+use support::postgres::{Schema, create_partitions};
 
 macro_rules! the_clock_of_the_inner_store {
     () => {

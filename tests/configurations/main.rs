@@ -2,5 +2,3 @@
 //! `scripts/faults` runs it.
 
 mod conformance;
-#[path = "../support/mod.rs"]
-mod support;

@@ -5,5 +5,3 @@ mod postgres_failover;
 mod postgres_interruption;
 mod postgres_silence;
 mod postgres_stalls;
-#[path = "../support/mod.rs"]
-mod support;

@@ -6,8 +6,8 @@ use sqlx::postgres::PgPoolOptions;
 use tower_dedup::adapter::PostgresAdapter;
 use tower_dedup::adapter::contract::DedupAdapter;
 
-use crate::support::cluster::Cluster;
-use crate::support::{FIRST, dedup_key, on_claim, terms, until};
+use support::cluster::Cluster;
+use support::{FIRST, dedup_key, on_claim, terms, until};
 
 const CONNECTIONS: u32 = 10;
 

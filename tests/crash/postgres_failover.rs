@@ -13,11 +13,9 @@ use tower_dedup::adapter::{PostgresAdapter, PostgresOptions};
 use tower_dedup::internals::with_postgres_bounds;
 use tower_dedup::{DedupLayer, OnInFlight};
 
-use crate::support::cluster::{Cluster, blocking, scalar};
-use crate::support::effects::{Effects, complete_in, until_acknowledged, writes_and_waits};
-use crate::support::{
-    FIRST, Handler, by_header, dedup_key, on_claim, request, result, send, spawn_send,
-};
+use support::cluster::{Cluster, blocking, scalar};
+use support::effects::{Effects, complete_in, until_acknowledged, writes_and_waits};
+use support::{FIRST, Handler, by_header, dedup_key, on_claim, request, result, send, spawn_send};
 
 const HOUR: Duration = Duration::from_secs(3_600);
 /// The writes end long before this bound.

@@ -16,11 +16,11 @@ use tower_dedup::adapter::inspect::{ForgetReply, MaintenanceAdapter};
 use tower_dedup::ledger::Ledger;
 use tower_dedup::{DedupKey, DedupLayer, OnInFlight, StoreErrorKind};
 
-use crate::support::effects::{
+use support::effects::{
     Database, MINUTE, answer, apart, commit_effect, transactional, until_acknowledged, write,
 };
-use crate::support::proxy::{Cut, Proxy, through, to_postgres};
-use crate::support::{Body, FIRST, answered, by_header, dedup_key, polled, request, send};
+use support::proxy::{Cut, Proxy, through, to_postgres};
+use support::{Body, FIRST, answered, by_header, dedup_key, polled, request, send};
 
 #[tokio::test]
 async fn request_dropped_at_any_poll_leaves_nothing_behind() {

@@ -17,9 +17,9 @@ use tower_dedup::adapter::{PostgresAdapter, PostgresOptions};
 use tower_dedup::ledger::Transactional;
 use tower_dedup::{DedupHandle, DedupLayer, Delivery, OnInFlight};
 
-use crate::support::effects::{Boxed, Database, MINUTE, answer, apart, until_acknowledged, write};
-use crate::support::proxy::{Cut, through, to_postgres};
-use crate::support::{Body, Handler, by_header, dedup_key, request, send};
+use support::effects::{Boxed, Database, MINUTE, answer, apart, until_acknowledged, write};
+use support::proxy::{Cut, through, to_postgres};
+use support::{Body, Handler, by_header, dedup_key, request, send};
 
 pub(super) const STORE_TIMEOUT: Duration = Duration::from_millis(400);
 pub(super) const STATEMENT_TIMEOUT: Duration = Duration::from_millis(900);

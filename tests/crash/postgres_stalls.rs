@@ -13,8 +13,8 @@ use tower_dedup::adapter::{PostgresAdapter, PostgresOptions};
 use super::postgres_silence::{
     Build, IN_TIME, STATEMENT_TIMEOUT, WARM, adapter, lease, on_arrival, sound, until,
 };
-use crate::support::effects::{Database, MINUTE, until_acknowledged};
-use crate::support::{FIRST, dedup_key, request, send};
+use support::effects::{Database, MINUTE, until_acknowledged};
+use support::{FIRST, dedup_key, request, send};
 
 /// How soon a service recovers.
 const SOON: Duration = Duration::from_secs(5);

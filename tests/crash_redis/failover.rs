@@ -10,8 +10,8 @@ use tower_dedup::adapter::inspect::MaintenanceAdapter;
 use tower_dedup::adapter::{RedisAdapter, RedisOptions};
 
 use super::load::{LedgerKind, Load, RECOVERED, Verdict, suspicions, until_suspected};
-use crate::support::redis::{Cluster, SentinelSet, Server};
-use crate::support::{dedup_key, terms};
+use support::redis::{Cluster, SentinelSet, Server};
+use support::{dedup_key, terms};
 
 /// Every other primary has lost its replicas for this time before it dies, so that it has acknowledged
 /// writes that they never receive. Nobody takes the replicas for dead in this time.

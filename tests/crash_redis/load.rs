@@ -19,10 +19,10 @@ use tracing_subscriber::Layer as _;
 use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::layer::SubscriberExt;
 
-use crate::support::effects::answer;
-use crate::support::log::Log;
-use crate::support::redis::Cluster;
-use crate::support::{Body, by_header, request, result, send};
+use support::effects::answer;
+use support::log::Log;
+use support::redis::Cluster;
+use support::{Body, by_header, request, result, send};
 
 /// A run ends long before this bound. Only a test that hangs reaches it.
 pub(super) const FOR_EVER: Duration = Duration::from_secs(60);

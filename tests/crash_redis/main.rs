@@ -6,5 +6,3 @@ mod load;
 mod partition;
 mod replies;
 mod server;
-#[path = "../support/mod.rs"]
-mod support;

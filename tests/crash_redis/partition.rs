@@ -12,8 +12,8 @@ use super::failover::{
     Primaries, adapters, adapters_with, durable, end, end_with_failovers, go_on, loads, recover,
 };
 use super::load::{LedgerKind, Load, RECOVERED, suspicions, until_suspected};
-use crate::support::redis::{Cluster, SentinelSet};
-use crate::support::{FIRST, dedup_key, on_claim, terms, until};
+use support::redis::{Cluster, SentinelSet};
+use support::{FIRST, dedup_key, on_claim, terms, until};
 
 /// Asserts that a call ends by itself, although the server is silent.
 async fn assert_fails_in_time(adapter: &RedisAdapter, id: &str) {

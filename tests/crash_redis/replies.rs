@@ -15,8 +15,8 @@ use tower_dedup::adapter::RedisAdapter;
 use tower_dedup::adapter::contract::{ClaimReply, DedupAdapter};
 use tower_dedup::adapter::inspect::MaintenanceAdapter;
 
-use crate::support::redis::{Server, command, connection};
-use crate::support::{FIRST, dedup_key, on_claim, terms};
+use support::redis::{Server, command, connection};
+use support::{FIRST, dedup_key, on_claim, terms};
 
 /// A TCP address before the one node of a cluster, which tells clients the address. It loses replies, and closes the
 /// connection with each lost reply.

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::failover::{end, go_on, loads, recover};
 use super::load::{RECOVERED, Verdict, suspicions, until_suspected};
-use crate::support::redis::Server;
+use support::redis::Server;
 
 fn assert_undisturbed(verdict: &Verdict) {
     assert_eq!((verdict.doubled, verdict.missing), (0, 0), "{verdict:#?}");

@@ -19,9 +19,9 @@ use tower_dedup::adapter::inspect::{ForgetReply, ListFilter, MaintenanceAdapter}
 use tower_dedup::adapter::{PostgresAdapter, PostgresOptions, SqliteAdapter};
 use tower_dedup::{CommitError, DedupKey, DedupLayer, Delivery, key};
 
-use crate::support::cluster::until_true;
-use crate::support::postgres::{Schema, Server};
-use crate::support::{
+use support::cluster::until_true;
+use support::postgres::{Schema, Server};
+use support::{
     FIRST, answered, by_header, claim_all, dedup_key, on_claim, rows, sqlite_url, terms,
 };
 

@@ -6,5 +6,3 @@ mod observability;
 mod readme;
 mod recipes;
 mod shadow;
-#[path = "../support/mod.rs"]
-mod support;

@@ -14,8 +14,8 @@ use tower::ServiceExt;
 use tower_dedup::adapter::{PostgresAdapter, SqliteAdapter, SqliteOptions};
 use tower_dedup::{CommitError, DedupLayer, Delivery};
 
-use crate::support::postgres::Schema;
-use crate::support::{by_header, result};
+use support::postgres::Schema;
+use support::{by_header, result};
 
 const RECIPES: &str = include_str!("../../src/docs/recipes.md");
 

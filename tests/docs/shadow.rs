@@ -9,7 +9,7 @@ use tower::Layer;
 use tower_dedup::adapter::MemoryAdapter;
 use tower_dedup::{DedupKey, DedupLayer, LogIds, Mode, key};
 
-use crate::support::{Body, Handler, send};
+use support::{Body, Handler, send};
 
 /// The events are two orders, each created, paid, and paid again because of a retry, and a request without a body. The
 /// query prints the number, the namespace and the id of each key of two events.
@@ -21,7 +21,7 @@ async fn query_finds_a_key_of_two_events() {
         let dir = tempfile::tempdir().unwrap();
         let log = Mutex::new(File::create(dir.path().join("app.log")).unwrap());
         let subscriber = tracing_subscriber::fmt().json().with_writer(log).finish();
-        crate::support::log::ask_all_subscribers();
+        support::log::ask_all_subscribers();
         let _guard = tracing::subscriber::set_default(subscriber);
         let (keys, handler) = (key::json(key).namespace("acme"), Handler::default());
         let layer = DedupLayer::new(keys, MemoryAdapter::new()).log_ids(LogIds::Hashed);

@@ -2,9 +2,6 @@
 //! shows the functions `pay`. `tests/transactional` has those of sqlx.
 
 mod diesel_async;
-#[path = "../support/postgres.rs"]
-#[allow(dead_code, reason = "this test takes a part of it")]
-mod postgres;
 mod rusqlite;
 mod sea_orm;
 mod tokio_postgres;
@@ -30,7 +27,7 @@ use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
 use tower_dedup::adapter::{PostgresAdapter, SqliteAdapter, TransactionAdapter};
 use tower_dedup::{BoxError, DedupKey, DedupLayer, Delivery, OnInFlight, key};
 
-use crate::postgres::Schema;
+use support::postgres::Schema;
 
 /// How a handler pays.
 #[derive(Clone)]

@@ -7,7 +7,7 @@ use sqlx::{Connection, SqliteConnection};
 
 use super::programs::example;
 use super::server::Server;
-use crate::support::sqlite_url;
+use support::sqlite_url;
 
 const UUID: &str = "\"8e03978e-40d5-43e8-bc93-6894a57f9324\"";
 

@@ -8,6 +8,4 @@ mod receiver_page;
 mod redis;
 mod senders;
 mod server;
-#[path = "../support/mod.rs"]
-mod support;
 mod tenants;

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::programs::{example, piped};
 use super::senders::{PUSH, deliver_push, deliver_to_stripe, start_providers};
 use super::server::{Server, duplicate, first};
-use crate::support::sqlite_url;
+use support::sqlite_url;
 
 async fn catch_up(store: &str, sender: &str, list: &Value) -> String {
     let mut command = example("catch_up");

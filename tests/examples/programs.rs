@@ -14,9 +14,9 @@ use tokio::process::Command;
 use tower_dedup::provider;
 
 use crate::server::{Server, answer, duplicate, effect, eventually, first, program};
-use crate::support::postgres::Schema;
-use crate::support::redis::{fresh_prefix, shared, with_prefix};
-use crate::support::sqlite_url;
+use support::postgres::Schema;
+use support::redis::{fresh_prefix, shared, with_prefix};
+use support::sqlite_url;
 
 pub(super) fn example(name: &str) -> Command {
     let test = std::env::current_exe().unwrap();

@@ -9,8 +9,8 @@ use sqlx::{Connection, PgConnection, SqliteConnection};
 use super::programs::example;
 use super::senders::hmac_sha256;
 use super::server::{Answer, Server, answer, duplicate, first};
-use crate::support::postgres::Schema;
-use crate::support::sqlite_url;
+use support::postgres::Schema;
+use support::sqlite_url;
 
 const SECRET: &str = "whsec_the_secret_of_this_test";
 /// The secret before it was replaced.

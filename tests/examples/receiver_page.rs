@@ -6,8 +6,8 @@ use serde_json::json;
 
 use crate::programs::{example, start};
 use crate::server::{Server, answer, duplicate, effect, eventually, first};
-use crate::support::postgres::Schema;
-use crate::support::sqlite_url;
+use support::postgres::Schema;
+use support::sqlite_url;
 
 /// The rows of a section of the page: the texts of their cells.
 fn rows(page: &str, section: &str) -> Vec<Vec<String>> {

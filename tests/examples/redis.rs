@@ -10,8 +10,8 @@ use tower_dedup::adapter::inspect::ForgetReply;
 use super::programs::{example, piped};
 use super::quickstart::{payment, post, signature};
 use super::server::{Answer, Server, answer, duplicate, first};
-use crate::support::redis::{fresh_prefix, shared, with_prefix};
-use crate::support::sqlite_url;
+use support::redis::{fresh_prefix, shared, with_prefix};
+use support::sqlite_url;
 
 const SECRET: &str = "whsec_the_secret_of_this_test";
 

@@ -15,8 +15,8 @@ use sqlx::{Connection, PgConnection};
 use super::programs::example;
 use super::quickstart;
 use super::server::{Answer, Server, answer, duplicate, first};
-use crate::support::postgres::Schema;
-use crate::support::sqlite_url;
+use support::postgres::Schema;
+use support::sqlite_url;
 
 const SECRET: &str = "the_secret_of_this_test";
 const PUBLIC_URL: &str = "https://hooks.example.com";

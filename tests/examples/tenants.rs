@@ -7,7 +7,7 @@ use sqlx::{Connection, SqliteConnection};
 use super::programs::example;
 use super::senders::hmac_sha256;
 use super::server::{Answer, Server, answer, duplicate, first};
-use crate::support::sqlite_url;
+use support::sqlite_url;
 
 const REFUSED: Answer = (401, None);
 const BODY: &str = r#"{"id":"e1","n":1}"#;

@@ -2,6 +2,4 @@
 
 #[path = "../stores/redis_calls.rs"]
 mod redis_calls;
-#[path = "../support/mod.rs"]
-mod support;
 mod topologies;

@@ -10,8 +10,8 @@ use tower_dedup::adapter::contract::ClaimReply;
 use tower_dedup::adapter::{RedisAdapter, RedisOptions};
 
 use super::redis_calls::{attempt, claim, config_error, connect, options};
-use crate::support::redis::{Cluster, SentinelSet, Server, fresh_prefix, keys_of, wait_until};
-use crate::support::terms;
+use support::redis::{Cluster, SentinelSet, Server, fresh_prefix, keys_of, wait_until};
+use support::terms;
 
 const BOUND: Duration = Duration::from_secs(20);
 

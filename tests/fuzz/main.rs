@@ -12,8 +12,6 @@ mod presets;
 #[allow(dead_code, reason = "`tests/keys` uses the others")]
 #[path = "../keys/requests.rs"]
 mod requests;
-#[path = "../support/secrets.rs"]
-mod secrets;
 mod stored;
 mod verify;
 

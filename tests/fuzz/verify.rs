@@ -11,7 +11,7 @@ use tower_dedup::verify::Verifier;
 
 use crate::fuzz::fuzz;
 use crate::input::Input;
-use crate::secrets::test_secrets;
+use support::secrets::test_secrets;
 
 const URL: &str = "https://example.com";
 /// The headers of a signed request of each sender, in alphabetic order.

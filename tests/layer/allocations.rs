@@ -9,7 +9,7 @@ use tower::ServiceExt;
 use tower_dedup::DedupLayer;
 use tower_dedup::adapter::MemoryAdapter;
 
-use crate::support::by_header;
+use support::by_header;
 
 const CALLS: usize = 1_000;
 

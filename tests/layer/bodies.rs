@@ -17,11 +17,9 @@ use tower_dedup::{
     DedupKey, DedupLayer, KeyExtractor, Mode, OnMissingKey, Verified, key, provider,
 };
 
-use crate::support::ledgers::Inner;
-use crate::support::log::Log;
-use crate::support::{
-    Handler, answered, by_header, dedup_key, memory, request, result, rows, send,
-};
+use support::ledgers::Inner;
+use support::log::Log;
+use support::{Handler, answered, by_header, dedup_key, memory, request, result, rows, send};
 
 type Chunks = Vec<Result<Frame<Bytes>, std::io::Error>>;
 
@@ -39,7 +37,7 @@ fn streamed(
 
 /// A handler that returns the request's body.
 fn echo() -> impl Inner {
-    tower::service_fn(|request: Request<crate::support::Body>| async {
+    tower::service_fn(|request: Request<support::Body>| async {
         Ok(Response::new(request.into_body()))
     })
 }
@@ -159,7 +157,7 @@ async fn missing_key_is_handled_as_the_policy_says() {
         let (adapter, handler) = (memory(), Handler::default());
         let layer = DedupLayer::new(key, Arc::clone(&adapter)).on_missing_key(policy);
         let service = layer.layer(handler.service());
-        let keyless = |body| Request::post("/hook").body(crate::support::Body::from(body)).unwrap();
+        let keyless = |body| Request::post("/hook").body(support::Body::from(body)).unwrap();
         send(&service, keyless("same")).await;
         assert_eq!(result(&send(&service, keyless("same")).await), told, "{policy:?}");
         assert_eq!(handler.runs(), runs, "{policy:?}");
@@ -201,7 +199,7 @@ async fn handshake_that_needs_only_a_2xx_is_answered_by_the_layer() {
     let ping = || {
         let head = Request::post("/").header("x-github-event", "ping");
         let head = head.header("x-github-delivery", "1");
-        head.body(crate::support::Body::from(r#"{"zen": "Keep it", "hook_id": 1}"#)).unwrap()
+        head.body(support::Body::from(r#"{"zen": "Keep it", "hook_id": 1}"#)).unwrap()
     };
     let answer = async |layer: DedupLayer<_>, request| {
         let response = send(&layer.layer(handler.service()), request).await;

@@ -20,9 +20,9 @@ use tower_dedup::{
 use crate::faults::either;
 use crate::hooked::{BEFORE, Hooked};
 use crate::lists::words;
-use crate::support::ledgers::Setup;
-use crate::support::log::Log;
-use crate::support::{Body, Handler, answered, by_header, dedup_key, event, faulty, result, send};
+use support::ledgers::Setup;
+use support::log::Log;
+use support::{Body, Handler, answered, by_header, dedup_key, event, faulty, result, send};
 
 const DAY: Duration = Duration::from_secs(86_400);
 
@@ -76,7 +76,7 @@ async fn events_of_one_delivery_are_compared_one_by_one<S: Setup>(setup: S) {
     assert_eq!(handler.runs(), 2);
 }
 
-crate::on_ledgers!(
+support::on_ledgers!(
     [
         lease_memory = OnMemory,
         lease_sqlite = OnSqlite,

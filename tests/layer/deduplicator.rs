@@ -14,8 +14,8 @@ use tower_dedup::testing::{Fault, StoreCall};
 use tower_dedup::{Deduplicator, Delivery, RunError, RunOutcome};
 
 use crate::metrics::work;
-use crate::support::log::Log;
-use crate::support::{FaultyStore, dedup_key, faulty_memory as store, polled, until};
+use support::log::Log;
+use support::{FaultyStore, dedup_key, faulty_memory as store, polled, until};
 
 const HOUR: Duration = Duration::from_secs(3_600);
 

@@ -13,8 +13,8 @@ use tower_dedup::adapter::{MemoryAdapter, SqliteAdapter};
 use tower_dedup::testing::{Fault, StoreCall};
 use tower_dedup::{DedupAnswer, DedupLayer, OnInFlight, OnUnavailable};
 
-use crate::support::log::Log;
-use crate::support::{
+use support::log::Log;
+use support::{
     Body, Handler, answered, by_header, dedup_key, faulty, memory, request, result, send,
     spawn_send, sqlite_url, state, until,
 };

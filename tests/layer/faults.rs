@@ -14,8 +14,8 @@ use tower_dedup::testing::{Fault, StoreCall};
 use tower_dedup::{DedupHandle, DedupLayer, OnUnavailable, StoreError, StoreErrorKind};
 
 use crate::hooked::{AFTER, BEFORE, Hooked};
-use crate::support::log::Log;
-use crate::support::{
+use support::log::Log;
+use support::{
     FaultyStore, Handler, answered, by_header, dedup_key, faulty_memory as store, request, result,
     send, spawn_send, state, terms, until,
 };
@@ -254,11 +254,11 @@ async fn handler_that_blocks_its_thread_keeps_its_lease() {
     let store = store();
     let (release, released) = std::sync::mpsc::channel();
     let released = Arc::new(Mutex::new(released));
-    let blocking = tower::service_fn(move |_: http::Request<crate::support::Body>| {
+    let blocking = tower::service_fn(move |_: http::Request<support::Body>| {
         let released = Arc::clone(&released);
         async move {
             released.lock().unwrap().recv().unwrap();
-            Ok::<_, std::convert::Infallible>(http::Response::new(crate::support::Body::default()))
+            Ok::<_, std::convert::Infallible>(http::Response::new(support::Body::default()))
         }
     });
     let service = lease(&store).lease(Duration::from_millis(900)).layer(blocking);

@@ -22,7 +22,7 @@ use tower_dedup::{
 };
 
 use crate::replay::numbered;
-use crate::support::{Body, Handler, faulty, send, sqlite_url};
+use support::{Body, Handler, faulty, send, sqlite_url};
 
 const UUID: &str = "8e03978e-40d5-43e8-bc93-6894a57f9324";
 const DOCS: &str = "https://api.example.com/docs";

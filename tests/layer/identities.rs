@@ -13,9 +13,9 @@ use tower_dedup::key::{self, Event, Extracted};
 use tower_dedup::{DedupKey, DedupLayer, Delivery, KeyExtractor, OnInFlight};
 
 use crate::lists::words;
-use crate::support::ledgers::Setup;
-use crate::support::words::by_word;
-use crate::support::{Body, Handler, by_header, dedup_key, memory, result, send, terms};
+use support::ledgers::Setup;
+use support::words::by_word;
+use support::{Body, Handler, by_header, dedup_key, memory, result, send, terms};
 
 const ROUNDS: usize = 30;
 /// A task of each process sends each id.
@@ -80,7 +80,7 @@ async fn one_of_racing_deliveries_runs<S: Setup>(setup: S) {
     }
 }
 
-crate::on_ledgers!(
+support::on_ledgers!(
     [
         lease_memory = OnMemory,
         lease_sqlite = OnSqlite,

@@ -19,10 +19,8 @@ use tower_dedup::{
 };
 
 use crate::hooked::{BEFORE, Hooked};
-use crate::support::words::by_word;
-use crate::support::{
-    Body, Handler, answered, dedup_key, faulty, result, send, sqlite_url, terms, until,
-};
+use support::words::by_word;
+use support::{Body, Handler, answered, dedup_key, faulty, result, send, sqlite_url, terms, until};
 
 const EVENTS: usize = 40;
 

@@ -22,13 +22,9 @@ mod replay;
 mod replayed_body;
 mod routes;
 mod run_again;
-#[path = "../support/secrets.rs"]
-mod secrets;
 mod settings;
 mod spans;
 mod success;
-#[path = "../support/mod.rs"]
-mod support;
 mod testing;
 mod waiting;
 mod without_key;

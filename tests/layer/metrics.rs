@@ -18,8 +18,8 @@ use tower_dedup::{
 };
 
 use crate::observe::{checked, measured, observed, value};
-use crate::support::words::by_word;
-use crate::support::{
+use support::words::by_word;
+use support::{
     Body, Handler, by_header, dedup_key, faulty_memory as store, request, request_to, send,
     spawn_send, terms, until,
 };

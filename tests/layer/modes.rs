@@ -17,9 +17,9 @@ use tower_dedup::{
 };
 
 use crate::observe::{measured, observed};
-use crate::support::log::Log;
-use crate::support::words::by_word;
-use crate::support::{
+use support::log::Log;
+use support::words::by_word;
+use support::{
     Body, FaultyStore, Handler, answered, by_header, dedup_key, event, faulty_memory as store,
     polled, request, result, send, state, until,
 };
@@ -277,7 +277,7 @@ fn off_calls_no_store_and_reports_nothing() {
         assert!(handler.last().id().starts_with("body_"));
         send(&service, without_key("")).await;
         assert_eq!((handler.runs(), handler.deliveries().len()), (4, 3), "the last has none");
-        assert_eq!((log.len(), store.calls(StoreCall::Claim)), (0, 0));
+        assert_eq!((log.count(), store.calls(StoreCall::Claim)), (0, 0));
         assert!(measured(&snapshotter).is_empty());
     });
 }

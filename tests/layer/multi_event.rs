@@ -18,14 +18,14 @@ use tower_dedup::adapter::contract::{CallTerms, DedupAdapter, Token};
 use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
 use tower_dedup::{DedupKey, Delivery, OnInFlight, ResponseBody};
 
-use crate::support::ledgers::{ArrivedIn, In, Place, Setup, Shared};
-use crate::support::words::{Sql, by_word, insert, words};
-use crate::support::{Body, claim_all, dedup_key, result, rows, terms};
+use support::ledgers::{ArrivedIn, In, OnMemory, OnPostgres, OnSqlite, Place, Setup, Shared};
+use support::words::{Sql, by_word, insert, words};
+use support::{Body, claim_all, dedup_key, result, rows, terms};
 
 /// A bound for a busy machine.
 const LATE: Duration = Duration::from_secs(20);
 
-crate::on_ledgers!(
+support::on_ledgers!(
     [
         memory_lease = OnMemory,
         memory_arrival = ArrivedInMemory,
@@ -134,24 +134,20 @@ struct Fixture {
 }
 
 /// A ledger over a fresh store, with a handler that writes effects as it should under this ledger.
-trait Receives: Setup {
+trait Receives: Setup + 'static {
     const ON_ARRIVAL: bool = false;
 
-    fn receiver(self) -> impl Future<Output = Fixture>;
-}
-
-impl<P: Place + 'static> Receives for P {
     fn receiver(self) -> impl Future<Output = Fixture> {
         with_effects_apart(self)
     }
 }
+
+impl Receives for OnMemory {}
+impl Receives for OnSqlite {}
+impl Receives for OnPostgres {}
 
 impl<P: Place + 'static> Receives for ArrivedIn<P> {
     const ON_ARRIVAL: bool = true;
-
-    fn receiver(self) -> impl Future<Output = Fixture> {
-        with_effects_apart(self)
-    }
 }
 
 impl<P: Shared + 'static> Receives for In<P> {

@@ -19,8 +19,8 @@ use tower_dedup::{
     OnUnavailable, Replay, key, provider,
 };
 
-use crate::support::log::Log;
-use crate::support::{
+use support::log::Log;
+use support::{
     FIRST, Handler, by_header, dedup_key, faulty_memory as store, on_claim, request, request_to,
     send, terms,
 };

@@ -14,8 +14,8 @@ use tower_dedup::testing::{Fault, StoreCall};
 use tower_dedup::{DedupLayer, KeyExtractor, OnInFlight, OnUnavailable};
 
 use crate::hooked::{AFTER, BEFORE, Hooked};
-use crate::support::words::by_word;
-use crate::support::{
+use support::words::by_word;
+use support::{
     Body, Handler, answered, by_header, dedup_key, faulty, memory, request, result, rows, send,
     spawn_send, until,
 };

@@ -14,7 +14,7 @@ use tower_dedup::testing::StoreCall;
 use tower_dedup::{DedupLayer, OnInFlight};
 
 use crate::hooked::{BEFORE, Hooked};
-use crate::support::{Body, answered, by_header, dedup_key, request, terms, until};
+use support::{Body, answered, by_header, dedup_key, request, terms, until};
 
 /// The calls that an inner service and a ledger saw, and their behaviour.
 #[derive(Default)]

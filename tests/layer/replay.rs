@@ -18,10 +18,10 @@ use tower_dedup::adapter::inspect::KeyState;
 use tower_dedup::testing::{Fault, StoreCall};
 use tower_dedup::{BoxError, DedupAnswer, DedupLayer, Replay};
 
-use crate::support::ledgers::{Inner, Replaying, Setup};
-use crate::support::log::Log;
-use crate::support::words::by_word;
-use crate::support::{
+use support::ledgers::{Inner, Replaying, Setup};
+use support::log::Log;
+use support::words::by_word;
+use support::{
     Body, Handler, answered, by_header, dedup_key, faulty, request, send, state, stored_data, until,
 };
 
@@ -138,7 +138,7 @@ async fn response_stored_before_the_key_expired_is_gone<S: Setup<Ledger: Replayi
     assert_eq!(handler.runs(), 2);
 }
 
-crate::on_ledgers!(
+support::on_ledgers!(
     [
         lease_memory = OnMemory,
         lease_sqlite = OnSqlite,

@@ -11,11 +11,9 @@ use tower_dedup::key::{self, Event, Extracted};
 use tower_dedup::testing::Fault;
 use tower_dedup::{DedupKey, DedupLayer, KeyExtractor, Mode, OnMismatch, OnUnavailable};
 
-use crate::support::ledgers::Setup;
-use crate::support::log::Log;
-use crate::support::{
-    Body, Handler, answered, dedup_key, event, faulty, memory, result, rows, send,
-};
+use support::ledgers::Setup;
+use support::log::Log;
+use support::{Body, Handler, answered, dedup_key, event, faulty, memory, result, rows, send};
 
 fn by_header_and_body() -> KeyExtractor {
     key::header("webhook-id").namespace("test").content_identity()
@@ -81,7 +79,7 @@ async fn key_keeps_the_digest_of_its_content<S: Setup>(setup: S) {
     assert_eq!(handler.runs(), 1);
 }
 
-crate::on_ledgers!(
+support::on_ledgers!(
     [
         lease_on_memory = OnMemory,
         lease_on_sqlite = OnSqlite,

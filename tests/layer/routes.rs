@@ -17,8 +17,8 @@ use tower_dedup::{
 };
 
 use crate::compare_payload::{DUPLICATE, RAN};
-use crate::support::log::Log;
-use crate::support::{Handler, answered, memory as store, result};
+use support::log::Log;
+use support::{Handler, answered, memory as store, result};
 
 /// Collects the log records of this thread while `run` runs.
 fn logged(run: impl AsyncFnOnce()) -> Log {
@@ -121,8 +121,8 @@ fn setting_below_what_the_sender_needs_warns_once() {
     ];
     for (preset, set, warning) in rows {
         let log = logged(async || drop(set(DedupLayer::new(preset, store()))));
-        assert_eq!(log.len(), usize::from(!warning.is_empty()), "{preset:?}");
-        assert_eq!(levels(&log, warning), vec!["WARN"; log.len()], "{preset:?}: {warning}");
+        assert_eq!(log.count(), usize::from(!warning.is_empty()), "{preset:?}");
+        assert_eq!(levels(&log, warning), vec!["WARN"; log.count()], "{preset:?}: {warning}");
     }
 }
 

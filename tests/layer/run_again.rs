@@ -6,8 +6,8 @@ use tower_dedup::adapter::inspect::{ForgetReply, KeyState, MaintenanceAdapter};
 use tower_dedup::{DedupKey, key, provider};
 
 use crate::compare_payload::{DUPLICATE, RAN};
-use crate::support::ledgers::Setup;
-use crate::support::{Body, Handler, answered, by_header, dedup_key, request, send, state};
+use support::ledgers::Setup;
+use support::{Body, Handler, answered, by_header, dedup_key, request, send, state};
 
 async fn forget(operator: &dyn MaintenanceAdapter, key: &DedupKey) {
     assert_eq!(operator.forget(key).await.unwrap(), ForgetReply::Removed, "{key:?}");
@@ -91,7 +91,7 @@ async fn type_of_an_event_is_stored<S: Setup>(setup: S) {
     }
 }
 
-crate::on_ledgers!(
+support::on_ledgers!(
     [
         lease_sqlite = OnSqlite,
         lease_postgres = OnPostgres,
@@ -106,7 +106,7 @@ crate::on_ledgers!(
 mod with_one_identity {
     use super::{forgotten_event_runs_once_more, type_of_an_event_is_stored};
 
-    crate::on_ledgers!(
+    support::on_ledgers!(
         [arrival_sqlite = ArrivedInSqlite, arrival_postgres = ArrivedInPostgres],
         forgotten_event_runs_once_more,
         type_of_an_event_is_stored,

@@ -8,7 +8,7 @@ use tower::Layer;
 use tower_dedup::adapter::MemoryAdapter;
 use tower_dedup::{DedupLayer, OnInFlight, OnMismatch, key};
 
-use crate::support::{Handler, answered, by_header, request, result, send, spawn_send, until};
+use support::{Handler, answered, by_header, request, result, send, spawn_send, until};
 
 fn layer() -> DedupLayer {
     DedupLayer::new(by_header(), MemoryAdapter::new())

@@ -12,8 +12,8 @@ use tracing_subscriber::filter::filter_fn;
 use tracing_subscriber::layer::{Context, SubscriberExt};
 use tracing_subscriber::registry::LookupSpan;
 
-use crate::support::log::{Fields, ask_all_subscribers};
-use crate::support::{by_header, dedup_key, request, send};
+use support::log::{Fields, ask_all_subscribers};
+use support::{by_header, dedup_key, request, send};
 
 /// A span: its name, its parent, its fields.
 #[derive(Debug, Clone, Default)]

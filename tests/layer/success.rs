@@ -9,8 +9,8 @@ use tower::{Layer, service_fn};
 use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
 use tower_dedup::{DedupLayer, Disposition};
 
-use crate::support::ledgers::Inner;
-use crate::support::{
+use support::ledgers::Inner;
+use support::{
     Body, answered, by_header, dedup_key, memory as store, request, result, send, state,
 };
 

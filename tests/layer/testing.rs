@@ -20,8 +20,8 @@ use tower_dedup::testing::{Fault, StoreCall, abandon, redeliver, redeliver_at_on
 use tower_dedup::verify::VerifyLayer;
 use tower_dedup::{DedupAnswer, DedupLayer, OnInFlight, Replay, StoreErrorKind, provider, testing};
 
-use crate::secrets::test_secrets;
-use crate::support::{Handler, by_header, dedup_key, faulty, memory, request, rows, terms};
+use support::secrets::test_secrets;
+use support::{Handler, by_header, dedup_key, faulty, memory, request, rows, terms};
 
 const LEASE: Duration = Duration::from_secs(60);
 

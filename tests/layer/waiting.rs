@@ -14,10 +14,10 @@ use tower_dedup::testing::StoreCall;
 use tower_dedup::{DedupLayer, OnInFlight, ResponseBody};
 
 use crate::lists::words;
-use crate::support::ledgers::Inner;
-use crate::support::log::Log;
-use crate::support::words::by_word;
-use crate::support::{
+use support::ledgers::Inner;
+use support::log::Log;
+use support::words::by_word;
+use support::{
     Body, Handler, answered, by_header, dedup_key, faulty, memory, request, result, send, terms,
     until,
 };

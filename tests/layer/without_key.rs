@@ -9,8 +9,8 @@ use tower_dedup::ledger::Ledger;
 use tower_dedup::{DedupLayer, KeyExtractor};
 
 use crate::faults::drained;
-use crate::support::log::Log;
-use crate::support::{Body, Handler, answered, by_header, memory, request, send};
+use support::log::Log;
+use support::{Body, Handler, answered, by_header, memory, request, send};
 
 fn keys() -> KeyExtractor {
     by_header().bypass_when(|request| request.headers().contains_key("ping"))

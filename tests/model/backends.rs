@@ -9,8 +9,8 @@ use tower_dedup::adapter::{MemoryAdapter, PostgresOptions, Purging, SqliteAdapte
 use tower_dedup::conformance::{SharedStore, Store};
 use tower_dedup::internals::{with_postgres_bounds, with_sqlite_bounds};
 
-use super::support::places::{Place, Postgres, Redis, Shared, Sqlite, connect_in};
-use super::support::redis::{command, keys_of};
+use support::places::{Place, Postgres, Redis, Shared, Sqlite, connect_in};
+use support::redis::{command, keys_of};
 
 pub(crate) trait Backend {
     type Adapter: MaintenanceAdapter;

@@ -10,7 +10,7 @@ use tower_dedup::{DedupKey, StoreError, StoreErrorKind};
 
 use super::call::{Call, FOR_EVER, Terms};
 use super::contract::{Reply, State};
-use super::support::{complete_all, release_all};
+use support::{complete_all, release_all};
 
 /// A schedule runs for less than one step, so the model needs no times between two steps. A purge
 /// spares an expired key for one step.

@@ -11,8 +11,6 @@ mod call;
 mod contract;
 mod driver;
 mod history;
-#[path = "../support/mod.rs"]
-mod support;
 
 use std::cell::RefCell;
 use std::future::Future;

@@ -9,7 +9,7 @@ use tower_dedup::adapter::MemoryAdapter;
 use tower_dedup::adapter::contract::{CallTerms, ClaimReply, DedupAdapter, StoreFuture};
 use tower_dedup::conformance::Store;
 
-use crate::support::places::{Memory, Postgres, Redis, Sqlite};
+use support::places::{Memory, Postgres, Redis, Sqlite};
 
 /// A store with the required methods only.
 struct Plain(MemoryAdapter);

@@ -23,5 +23,3 @@ mod sqlite_faults;
 mod sqlite_inspection;
 mod sqlite_queue;
 mod stored_data;
-#[path = "../support/mod.rs"]
-mod support;

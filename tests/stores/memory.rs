@@ -4,10 +4,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::support::rows;
 use allocation_counter::AllocationInfo;
 use futures_util::FutureExt;
 use http::{HeaderMap, StatusCode};
+use support::rows;
 use tower_dedup::adapter::MemoryAdapter;
 use tower_dedup::adapter::contract::{
     CallTerms, ClaimReply, CompleteReply, DedupAdapter, StoredResponse, Token,

@@ -11,9 +11,9 @@ use tower_dedup::adapter::inspect::{ListFilter, MaintenanceAdapter};
 use tower_dedup::adapter::{PostgresAdapter, PostgresOptions};
 use tower_dedup::{DedupKey, StoreErrorKind};
 
-use crate::support::effects::complete_in;
-use crate::support::postgres::{Schema, Server};
-use crate::support::{FIRST, claim_all, complete_all, dedup_key, on_claim, rows, terms};
+use support::effects::complete_in;
+use support::postgres::{Schema, Server};
+use support::{FIRST, claim_all, complete_all, dedup_key, on_claim, rows, terms};
 
 fn keys(ids: std::ops::Range<u32>) -> Vec<DedupKey> {
     let mut keys: Vec<_> = ids.map(|id| dedup_key(&id.to_string())).collect();

@@ -9,8 +9,8 @@ use tower_dedup::adapter::contract::{
 use tower_dedup::adapter::inspect::{Entry, ForgetReply, MaintenanceAdapter};
 use tower_dedup::adapter::{PostgresAdapter, PostgresOptions};
 
-use crate::support::effects::{AT_A_GATE, Database, MINUTE, complete_in};
-use crate::support::{FIRST, claim_all, dedup_key, on_claim, rows};
+use support::effects::{AT_A_GATE, Database, MINUTE, complete_in};
+use support::{FIRST, claim_all, dedup_key, on_claim, rows};
 
 const HOUR: Duration = Duration::from_secs(3_600);
 const DAY: Duration = Duration::from_secs(86_400);

@@ -8,8 +8,8 @@ use tokio::net::{TcpListener, TcpStream};
 use tower_dedup::adapter::PostgresAdapter;
 use tower_dedup::adapter::inspect::MaintenanceAdapter;
 
-use crate::support::log::Log;
-use crate::support::postgres::Schema;
+use support::log::Log;
+use support::postgres::Schema;
 
 const WARNING: &str = "not encrypted";
 

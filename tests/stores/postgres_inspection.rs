@@ -11,8 +11,8 @@ use tower_dedup::adapter::inspect::{KeyState, ListFilter, MaintenanceAdapter};
 use tower_dedup::adapter::{PostgresAdapter, PostgresOptions, Purging};
 use tower_dedup::internals::postgres_statements;
 
-use crate::support::postgres::{Schema, create_partitions};
-use crate::support::{dedup_key, list, terms};
+use support::postgres::{Schema, create_partitions};
+use support::{dedup_key, list, terms};
 
 const HOUR: Duration = Duration::from_secs(3_600);
 

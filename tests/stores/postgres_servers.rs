@@ -11,10 +11,10 @@ use tower_dedup::adapter::contract::{ClaimReply, DedupAdapter};
 use tower_dedup::adapter::inspect::MaintenanceAdapter;
 use tower_dedup::adapter::{PostgresAdapter, PostgresOptions};
 
-use crate::support::effects::Database;
-use crate::support::postgres::{Schema, Server, fresh_name, shared, with_path};
-use crate::support::proxy::{through, to_postgres};
-use crate::support::{claim_all, dedup_key, rows, terms};
+use support::effects::Database;
+use support::postgres::{Schema, Server, fresh_name, shared, with_path};
+use support::proxy::{through, to_postgres};
+use support::{claim_all, dedup_key, rows, terms};
 
 async fn pool(url: &str) -> PgPool {
     PgPoolOptions::new().max_connections(3).connect(url).await.unwrap()

@@ -10,8 +10,8 @@ use tower_dedup::adapter::contract::{DedupAdapter, Fetch};
 use tower_dedup::adapter::inspect::{ForgetReply, MaintenanceAdapter};
 use tower_dedup::adapter::{PostgresAdapter, PostgresOptions};
 
-use crate::support::effects::{Database, MINUTE, transactional, write};
-use crate::support::{
+use support::effects::{Database, MINUTE, transactional, write};
+use support::{
     FIRST, claim_all, complete_all, dedup_key, on_claim, release_all, request, send, sorted_keys,
     terms,
 };

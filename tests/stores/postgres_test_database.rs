@@ -8,8 +8,8 @@ use tower_dedup::adapter::PostgresAdapter;
 use tower_dedup::adapter::contract::DedupAdapter;
 use tower_dedup::adapter::inspect::MaintenanceAdapter;
 
-use crate::support::postgres::{fresh_name, shared};
-use crate::support::{dedup_key, terms};
+use support::postgres::{fresh_name, shared};
+use support::{dedup_key, terms};
 
 /// PostgreSQL itself waits up to 5 s for sessions that are about to end.
 const SOON: Duration = Duration::from_secs(8);
@@ -83,7 +83,7 @@ async fn end_of_the_pool_or_the_adapter_leaves_no_connection() {
                 drop(adapter);
                 // Nothing of the adapter waits for the end of the pool.
                 let runtime = tokio::runtime::Handle::current();
-                crate::support::until(|| runtime.metrics().num_alive_tasks() <= 1).await;
+                support::until(|| runtime.metrics().num_alive_tasks() <= 1).await;
                 pool.close().await;
             }
         }

@@ -5,8 +5,8 @@ use metrics_util::debugging::{DebugValue, DebuggingRecorder};
 use tower_dedup::adapter::PostgresAdapter;
 use tower_dedup::adapter::contract::DedupAdapter;
 
-use crate::support::effects::Database;
-use crate::support::{dedup_key, on_claim, terms};
+use support::effects::Database;
+use support::{dedup_key, on_claim, terms};
 
 /// The workers run on the thread of the test, and so count with its recorder.
 #[tokio::test]

@@ -19,10 +19,10 @@ use tower_dedup::adapter::{
 };
 use tower_dedup::internals::purge;
 
-use crate::support::log::Log;
-use crate::support::postgres::Schema;
-use crate::support::time_travel::{milliseconds, shift_file, shift_schema};
-use crate::support::{FIRST, claim_all, dedup_key, sorted_keys, terms, until};
+use support::log::Log;
+use support::postgres::Schema;
+use support::time_travel::{milliseconds, shift_file, shift_schema};
+use support::{FIRST, claim_all, dedup_key, sorted_keys, terms, until};
 
 const OFTEN: Duration = Duration::from_millis(5);
 /// Time for many purges.

@@ -17,10 +17,8 @@ use tower_dedup::adapter::{PostgresAdapter, SqliteAdapter, SqliteOptions};
 use tower_dedup::internals::with_sqlite_bounds;
 use tower_dedup::{DedupKey, StoreError, StoreErrorKind};
 
-use crate::support::postgres::Schema;
-use crate::support::{
-    FIRST, claim_all, dedup_key, on_claim, polled, sorted_keys, sqlite_url, terms,
-};
+use support::postgres::Schema;
+use support::{FIRST, claim_all, dedup_key, on_claim, polled, sorted_keys, sqlite_url, terms};
 
 fn pool(schema: &Schema) -> PgPool {
     PgPoolOptions::new().max_connections(4).connect_lazy(&schema.url()).unwrap()

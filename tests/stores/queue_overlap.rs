@@ -14,9 +14,9 @@ use tower_dedup::adapter::PostgresAdapter;
 use tower_dedup::adapter::contract::{CallTerms, ClaimReply, DedupAdapter, Token};
 use tower_dedup::{DedupKey, StoreError, StoreErrorKind};
 
-use crate::support::cluster::{scalar, until_true};
-use crate::support::postgres::Server;
-use crate::support::{dedup_key, on_claim};
+use support::cluster::{scalar, until_true};
+use support::postgres::Server;
+use support::{dedup_key, on_claim};
 
 const ADAPTERS: usize = 4;
 const CALLERS: usize = 24;

@@ -7,8 +7,8 @@ use tower_dedup::adapter::contract::{CallTerms, ClaimReply, DedupAdapter};
 use tower_dedup::adapter::{RedisAdapter, RedisOptions};
 use tower_dedup::{ConfigError, StoreError};
 
-use crate::support::dedup_key;
-use crate::support::redis::fresh_prefix;
+use support::dedup_key;
+use support::redis::fresh_prefix;
 
 pub(crate) fn options() -> RedisOptions {
     RedisOptions::new().prefix(&fresh_prefix())

@@ -14,11 +14,11 @@ use tower_dedup::adapter::{RedisAdapter, RedisOptions};
 use tower_dedup::{ConfigError, DedupLayer, StoreErrorKind};
 
 use super::redis_calls::{attempt, claim, config_error, connect, options};
-use crate::support::effects::answer;
-use crate::support::log::Log;
-use crate::support::proxy::{Cut, Proxy};
-use crate::support::redis::{Server, fresh_prefix, wait_until};
-use crate::support::{Body, by_header, dedup_key, on_claim, request, send, terms, until};
+use support::effects::answer;
+use support::log::Log;
+use support::proxy::{Cut, Proxy};
+use support::redis::{Server, fresh_prefix, wait_until};
+use support::{Body, by_header, dedup_key, on_claim, request, send, terms, until};
 
 /// The adapter's default bound of a call, and something for a busy machine.
 const CALL: Duration = Duration::from_millis(1_800);

@@ -18,9 +18,9 @@ use tower_dedup::adapter::contract::{
 use tower_dedup::adapter::inspect::{ForgetReply, ListFilter, MaintenanceAdapter};
 use tower_dedup::{DedupKey, DedupLayer, OnUnavailable, StoreErrorKind};
 
-use crate::support::redis::{Server, command};
-use crate::support::words::by_word;
-use crate::support::{
+use support::redis::{Server, command};
+use support::words::by_word;
+use support::{
     FIRST, Handler, claim_all, complete_all, dedup_key, list, on_claim, send, sorted_keys, terms,
 };
 

@@ -12,8 +12,8 @@ use tower_dedup::adapter::{SqliteAdapter, SqliteOptions};
 use tower_dedup::internals::sqlite_statements;
 use tower_dedup::{ConfigError, DedupLayer, StoreErrorKind};
 
-use crate::support::effects::until_acknowledged;
-use crate::support::{
+use support::effects::until_acknowledged;
+use support::{
     FIRST, Handler, answered, by_header, dedup_key, on_claim, request, result, rows, send,
     spawn_send, sqlite_url, state, terms,
 };

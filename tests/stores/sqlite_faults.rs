@@ -10,7 +10,7 @@ use tower_dedup::adapter::inspect::MaintenanceAdapter;
 use tower_dedup::adapter::{SqliteAdapter, SqliteOptions};
 
 use super::sqlite::File;
-use crate::support::{FIRST, dedup_key, on_claim, terms};
+use support::{FIRST, dedup_key, on_claim, terms};
 
 impl File {
     /// A pool of the user, on a file with a table of the user.

@@ -8,7 +8,7 @@ use tempfile::TempDir;
 use tower_dedup::adapter::inspect::{KeyState, ListFilter, MaintenanceAdapter};
 use tower_dedup::adapter::{Purging, SqliteAdapter, SqliteOptions};
 
-use crate::support::list;
+use support::list;
 
 /// The namespaces, with their rows. Of ten rows, one has failed, and two expired two hours ago.
 const NAMESPACES: &[(&str, u64)] = &[("a", 20_000), ("b", 150_000)];

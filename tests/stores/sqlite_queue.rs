@@ -11,7 +11,7 @@ use tower_dedup::adapter::contract::{ClaimReply, DedupAdapter};
 use tower_dedup::{StoreError, StoreErrorKind};
 
 use super::sqlite::{File, run};
-use crate::support::{FIRST, dedup_key, on_claim, rows, terms};
+use support::{FIRST, dedup_key, on_claim, rows, terms};
 
 /// Enough callers to form batches.
 const CALLERS: usize = 40;

@@ -19,8 +19,8 @@ use tower_dedup::adapter::{PostgresAdapter, PostgresOptions, SqliteAdapter};
 use tower_dedup::{DedupLayer, OnUnavailable, Replay, ResponseBody, StoreError, StoreErrorKind};
 
 use super::queue::sqlite;
-use crate::support::postgres::Schema;
-use crate::support::{
+use support::postgres::Schema;
+use support::{
     Body, FIRST, Handler, by_header, dedup_key, request, result, send, sqlite_url, terms,
 };
 

@@ -10,16 +10,16 @@ use super::postgres::Server;
 use super::redis::link::Link;
 
 /// The primary acknowledges no commit that the standby has not flushed, unless a session asks for less.
-pub(crate) struct Cluster {
-    pub(crate) primary: Arc<Server>,
-    pub(crate) standby: Arc<Server>,
-    pub(crate) address: Link,
+pub struct Cluster {
+    pub primary: Arc<Server>,
+    pub standby: Arc<Server>,
+    pub address: Link,
     /// The old primaries, which go on running.
     demoted: Vec<Arc<Server>>,
 }
 
 impl Cluster {
-    pub(crate) async fn start() -> Self {
+    pub async fn start() -> Self {
         let (primary, standby, address) = blocking(|| {
             let primary = Server::start();
             primary.run("ALTER SYSTEM SET synchronous_standby_names = '*'");
@@ -37,13 +37,13 @@ impl Cluster {
     }
 
     /// Returns the URL of the address.
-    pub(crate) fn url(&self) -> String {
+    pub fn url(&self) -> String {
         format!("postgres://postgres@127.0.0.1:{}/postgres", self.address.port())
     }
 
     /// Kills the primary, promotes the standby and sends new connections there. Then creates a new
     /// standby: until it follows, no COMMIT is acknowledged.
-    pub(crate) async fn fail_over(&mut self) {
+    pub async fn fail_over(&mut self) {
         let primary = Arc::clone(&self.primary);
         blocking(move || primary.stop_immediately()).await;
         self.promote().await;
@@ -52,7 +52,7 @@ impl Cluster {
 
     /// Makes the primary read-only, promotes the standby once it has received everything, and sends
     /// *new* connections there. The old connections still lead to the old primary. Then creates a new standby.
-    pub(crate) async fn switch_over(&mut self) {
+    pub async fn switch_over(&mut self) {
         let primary = Arc::clone(&self.primary);
         blocking(move || {
             primary.run("ALTER SYSTEM SET default_transaction_read_only = on");
@@ -81,7 +81,7 @@ impl Cluster {
     }
 
     /// Promotes the standby, which is the primary from now on.
-    pub(crate) async fn promote(&mut self) {
+    pub async fn promote(&mut self) {
         let standby = Arc::clone(&self.standby);
         blocking(move || standby.promote()).await;
         self.primary = Arc::clone(&self.standby);
@@ -95,7 +95,7 @@ impl Cluster {
         self.until_followed().await;
     }
 
-    pub(crate) async fn until_followed(&self) {
+    pub async fn until_followed(&self) {
         let follows = "SELECT EXISTS (SELECT 1 FROM pg_stat_replication \
                        WHERE state = 'streaming' AND sync_state = 'sync')";
         let mut admin = PgConnection::connect(&self.primary.url()).await.unwrap();
@@ -104,11 +104,11 @@ impl Cluster {
 }
 
 /// Runs `work`, which waits for the server's programs, on a thread of its own.
-pub(crate) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+pub async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     tokio::task::spawn_blocking(work).await.unwrap()
 }
 
-pub(crate) async fn scalar<T>(connection: &mut PgConnection, sql: &str) -> T
+pub async fn scalar<T>(connection: &mut PgConnection, sql: &str) -> T
 where
     T: for<'r> sqlx::Decode<'r, sqlx::Postgres> + sqlx::Type<sqlx::Postgres> + Send + Unpin,
 {
@@ -116,7 +116,7 @@ where
 }
 
 /// Waits until the query returns true, for half a minute at most.
-pub(crate) async fn until_true(connection: &mut PgConnection, sql: &str) {
+pub async fn until_true(connection: &mut PgConnection, sql: &str) {
     for _ in 0..3_000 {
         if scalar::<Option<bool>>(connection, sql).await == Some(true) {
             return;

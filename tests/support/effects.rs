@@ -19,13 +19,13 @@ use super::proxy::{Proxy, through, to_postgres};
 use super::{Body, Handler, by_header, request, send};
 
 /// A handler.
-pub(crate) type Boxed = BoxCloneSyncService<Request<Body>, Response<Body>, Infallible>;
+pub type Boxed = BoxCloneSyncService<Request<Body>, Response<Body>, Infallible>;
 
-pub(crate) struct Effects(PgPool);
+pub struct Effects(PgPool);
 
 impl Effects {
     /// Creates the effects table in the first schema of the URL's search path.
-    pub(crate) async fn create(url: &str) -> Self {
+    pub async fn create(url: &str) -> Self {
         let pool = PgPoolOptions::new().max_connections(2).connect(url).await.unwrap();
         // The numbers come from a sequence, which counts writes that are rolled back too.
         let create = sqlx::raw_sql("CREATE TABLE effects (run bigserial, id text NOT NULL)");
@@ -34,24 +34,24 @@ impl Effects {
     }
 
     /// Returns the pool, for other questions about the database.
-    pub(crate) fn pool(&self) -> &PgPool {
+    pub fn pool(&self) -> &PgPool {
         &self.0
     }
 
     /// Returns the number of effects of this event.
-    pub(crate) async fn of(&self, id: &str) -> i64 {
+    pub async fn of(&self, id: &str) -> i64 {
         let count = sqlx::query_scalar("SELECT count(*) FROM effects WHERE id = $1").bind(id);
         count.fetch_one(&self.0).await.unwrap()
     }
 
     /// Returns how many effects were ever written, including those that were rolled back.
-    pub(crate) async fn runs(&self) -> i64 {
+    pub async fn runs(&self) -> i64 {
         let last = "SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM effects_run_seq";
         sqlx::query_scalar(last).fetch_one(&self.0).await.unwrap()
     }
 
     /// Asserts that each of these events, and no other, has taken effect once.
-    pub(crate) async fn assert_once(&self, ids: impl IntoIterator<Item = String>) {
+    pub async fn assert_once(&self, ids: impl IntoIterator<Item = String>) {
         let all = sqlx::query_scalar("SELECT id FROM effects").fetch_all(&self.0);
         let mut all: Vec<String> = all.await.unwrap();
         let mut ids: Vec<_> = ids.into_iter().collect();
@@ -62,63 +62,63 @@ impl Effects {
 }
 
 /// Writes the effect of a delivery.
-pub(crate) async fn effect(connection: &mut PgConnection, delivery: &Delivery) -> sqlx::Result<()> {
+pub async fn effect(connection: &mut PgConnection, delivery: &Delivery) -> sqlx::Result<()> {
     let insert = sqlx::query("INSERT INTO effects (id) VALUES ($1)").bind(delivery.id().to_owned());
     insert.execute(connection).await.map(drop)
 }
 
-pub(crate) const MINUTE: Duration = Duration::from_secs(60);
+pub const MINUTE: Duration = Duration::from_secs(60);
 
 const OURS: &str = "pg_stat_activity WHERE application_name = $1";
 
 /// A fresh schema with its effects, and pools whose sessions can be told from other sessions.
-pub(crate) struct Database {
-    pub(crate) effects: Effects,
+pub struct Database {
+    pub effects: Effects,
     schema: Schema,
 }
 
 impl Database {
-    pub(crate) async fn fresh() -> Self {
+    pub async fn fresh() -> Self {
         Self::of(Schema::alone()).await
     }
 
     /// Creates the effects table in this schema.
-    pub(crate) async fn of(schema: Schema) -> Self {
+    pub async fn of(schema: Schema) -> Self {
         Self { effects: Effects::create(&schema.url()).await, schema }
     }
 
     /// Returns the name of the schema, and of the pools' sessions.
-    pub(crate) fn name(&self) -> &str {
+    pub fn name(&self) -> &str {
         self.schema.name()
     }
 
-    pub(crate) fn options(&self) -> PgConnectOptions {
+    pub fn options(&self) -> PgConnectOptions {
         let options: PgConnectOptions = self.schema.url().parse().unwrap();
         options.application_name(self.schema.name())
     }
 
-    pub(crate) fn pool(&self, connections: u32) -> PgPool {
+    pub fn pool(&self, connections: u32) -> PgPool {
         self.pool_with(connections, self.options())
     }
 
-    pub(crate) fn pool_with(&self, connections: u32, options: PgConnectOptions) -> PgPool {
+    pub fn pool_with(&self, connections: u32, options: PgConnectOptions) -> PgPool {
         PgPoolOptions::new().max_connections(connections).connect_lazy_with(options)
     }
 
     /// Returns a pool whose sessions have these settings, as a role's sessions may have.
-    pub(crate) fn pool_set(&self, connections: u32, settings: &[(&str, &str)]) -> PgPool {
+    pub fn pool_set(&self, connections: u32, settings: &[(&str, &str)]) -> PgPool {
         self.pool_with(connections, self.options().options(settings.iter().copied()))
     }
 
     /// Returns a proxy, and a pool whose connections pass through the proxy.
-    pub(crate) async fn proxied(&self, connections: u32) -> (Proxy, PgPool) {
+    pub async fn proxied(&self, connections: u32) -> (Proxy, PgPool) {
         let proxy = to_postgres(&self.options()).await;
         let pool = self.pool_with(connections, through(proxy.port(), self.options()));
         (proxy, pool)
     }
 
     /// Runs SQL on a connection outside the pools.
-    pub(crate) async fn run(&self, sql: impl Into<String>) {
+    pub async fn run(&self, sql: impl Into<String>) {
         let sql = sqlx::raw_sql(sqlx::AssertSqlSafe(sql.into()));
         sql.execute(self.effects.pool()).await.unwrap();
     }
@@ -127,7 +127,7 @@ impl Database {
     /// effects"`, until the gate is dropped. A deferred trigger waits in COMMIT.
     ///
     /// The gate is no lock, because `lock_timeout` would end the wait.
-    pub(crate) async fn gate(&self, at: &str) -> Gate {
+    pub async fn gate(&self, at: &str) -> Gate {
         let number: u32 = rand::random();
         let options: PgConnectOptions = self.schema.url().parse().unwrap();
         let mut closed = options.connect().await.unwrap();
@@ -149,13 +149,13 @@ impl Database {
     }
 
     /// Returns how many of the pools' sessions match this condition on `pg_stat_activity`.
-    pub(crate) async fn sessions(&self, such: &str) -> i64 {
+    pub async fn sessions(&self, such: &str) -> i64 {
         self.count(format!("SELECT count(*) FROM {OURS} AND ({such})")).await
     }
 
     /// Terminates the pools' sessions that match, and returns their number. A session that waits at
     /// a gate polls it; the condition has to match its sleep.
-    pub(crate) async fn terminate(&self, such: &str) -> i64 {
+    pub async fn terminate(&self, such: &str) -> i64 {
         // The sessions are chosen first, because a WHERE may evaluate its conditions in any order.
         let terminate = format!(
             "WITH ours AS MATERIALIZED (SELECT pid FROM {OURS} AND ({such})) \
@@ -177,7 +177,7 @@ impl Database {
     }
 
     /// Waits until this many of the pools' sessions match, for half a minute at most.
-    pub(crate) async fn until_sessions(&self, such: &str, count: i64) {
+    pub async fn until_sessions(&self, such: &str, count: i64) {
         for _ in 0..3_000 {
             if self.sessions(such).await == count {
                 return;
@@ -188,13 +188,13 @@ impl Database {
     }
 
     /// Waits until no connection of the pools is inside a transaction.
-    pub(crate) async fn until_no_transaction_is_open(&self) {
+    pub async fn until_no_transaction_is_open(&self) {
         self.until_sessions("state LIKE 'idle in transaction%'", 0).await;
     }
 
     /// Returns the number of the event's effects, and asserts that as many keys are complete. One
     /// statement sees one moment.
-    pub(crate) async fn effects_and_key(&self, id: &str) -> i64 {
+    pub async fn effects_and_key(&self, id: &str) -> i64 {
         let sql = "SELECT (SELECT count(*) FROM effects WHERE id = $1), \
                    (SELECT count(completed_at) FROM webhook_deliveries WHERE id = $1)";
         let (effects, keys): (i64, i64) =
@@ -205,15 +205,15 @@ impl Database {
 }
 
 /// A gate, which opens when this value is dropped.
-pub(crate) struct Gate {
+pub struct Gate {
     _closed: PgConnection,
 }
 
 /// The condition on `pg_stat_activity` that matches a session at a gate.
-pub(crate) const AT_A_GATE: &str = "wait_event = 'PgSleep'";
+pub const AT_A_GATE: &str = "wait_event = 'PgSleep'";
 
 /// Writes the effect of a delivery in a transaction that completes it, after `then` has waited.
-pub(crate) async fn commit_effect(
+pub async fn commit_effect(
     pool: &PgPool,
     event: &Delivery,
     then: impl Future<Output = ()>,
@@ -225,7 +225,7 @@ pub(crate) async fn commit_effect(
 }
 
 /// Completes these claimed keys in a transaction of the user's.
-pub(crate) async fn complete_in(
+pub async fn complete_in(
     pool: &PgPool,
     adapter: &PostgresAdapter,
     keys: &[DedupKey],
@@ -237,7 +237,7 @@ pub(crate) async fn complete_in(
 }
 
 /// A handler that writes its effect in a transaction that completes the delivery, and fails if the commit fails.
-pub(crate) fn write(pool: &PgPool) -> Boxed {
+pub fn write(pool: &PgPool) -> Boxed {
     let pool = pool.clone();
     Boxed::new(tower::service_fn(move |request: Request<Body>| {
         let pool = pool.clone();
@@ -248,7 +248,7 @@ pub(crate) fn write(pool: &PgPool) -> Boxed {
     }))
 }
 
-pub(crate) fn answer(success: bool) -> Response<Body> {
+pub fn answer(success: bool) -> Response<Body> {
     let mut response = Response::new(Body::default());
     if !success {
         *response.status_mut() = StatusCode::INTERNAL_SERVER_ERROR;
@@ -256,12 +256,12 @@ pub(crate) fn answer(success: bool) -> Response<Body> {
     response
 }
 
-pub(crate) fn transactional(pool: &PgPool) -> DedupLayer<Transactional> {
+pub fn transactional(pool: &PgPool) -> DedupLayer<Transactional> {
     DedupLayer::transactional(by_header(), PostgresAdapter::new(pool.clone()))
 }
 
 /// Delivers the event until it is acknowledged, as its sender does.
-pub(crate) async fn until_acknowledged<S, B>(service: &S, id: &str)
+pub async fn until_acknowledged<S, B>(service: &S, id: &str)
 where
     S: Service<Request<Body>, Response = Response<B>, Error = Infallible> + Clone,
 {
@@ -274,7 +274,7 @@ where
 }
 
 /// A handler that writes its effect, then does as `held` says, then commits.
-pub(crate) fn writes_and_waits(pool: &PgPool, held: &Handler) -> Boxed {
+pub fn writes_and_waits(pool: &PgPool, held: &Handler) -> Boxed {
     let (pool, held) = (pool.clone(), held.clone());
     Boxed::new(tower::service_fn(move |request: Request<Body>| {
         let (pool, held) = (pool.clone(), held.clone());
@@ -287,7 +287,7 @@ pub(crate) fn writes_and_waits(pool: &PgPool, held: &Handler) -> Boxed {
 }
 
 /// A handler that writes its effect on a connection that does not break.
-pub(crate) fn apart(database: &Database) -> Boxed {
+pub fn apart(database: &Database) -> Boxed {
     let pool = database.effects.pool().clone();
     Boxed::new(tower::service_fn(move |request: Request<Body>| {
         let pool = pool.clone();

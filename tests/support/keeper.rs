@@ -57,11 +57,8 @@ pub(super) fn is_free(port: u16) -> bool {
 /// Returns what `scripts/NAME --find` finds: the program of a server, or the folder of its programs. Panics with what to
 /// install, or which variable to set, if there is none.
 pub(super) fn find(name: &str, url: &str) -> PathBuf {
-    // The packages that load this file are in folders below the root.
-    let mut dirs = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors();
-    let script =
-        dirs.find_map(|dir| Some(dir.join("scripts").join(name)).filter(|it| it.is_file()));
-    let found = Command::new(script.expect("scripts")).arg("--find").output().expect("bash");
+    let scripts = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts");
+    let found = Command::new(scripts.join(name)).arg("--find").output().expect("bash");
     let [path, why] =
         [found.stdout, found.stderr].map(|text| String::from_utf8(text).expect("text"));
     assert!(found.status.success(), "{why}or set {url} to the URL of a server that runs");

@@ -14,12 +14,12 @@ use tower_dedup::ledger::{Lease, Ledger, OnArrival, Transactional};
 use tower_dedup::{DedupLayer, KeyExtractor, Replay};
 
 use super::Body;
-pub(crate) use super::places::{
+pub use super::places::{
     Memory as OnMemory, Place, Postgres as OnPostgres, Redis as OnRedis, Shared, Sqlite as OnSqlite,
 };
 
 /// A service that any layer can wrap.
-pub(crate) trait Inner<B = Body>:
+pub trait Inner<B = Body>:
     Service<Request<B>, Response = Response<Body>, Error = Infallible, Future: Send>
     + Clone
     + Send
@@ -38,7 +38,7 @@ impl<S, B> Inner<B> for S where
 }
 
 /// A ledger that stores responses.
-pub(crate) trait Replaying: Ledger + Sized {
+pub trait Replaying: Ledger + Sized {
     fn replaying(layer: DedupLayer<Self>) -> DedupLayer<Self>;
 }
 
@@ -55,7 +55,7 @@ macro_rules! replaying {
 replaying!(Lease, Transactional);
 
 /// A ledger over a fresh store. A store by itself is under a lease.
-pub(crate) trait Setup: Sized {
+pub trait Setup: Sized {
     type Ledger: Ledger;
     type Place: Place;
 
@@ -96,7 +96,7 @@ impl<P: Place> Setup for P {
 }
 
 /// Under `on_arrival`.
-pub(crate) struct ArrivedIn<P>(P);
+pub struct ArrivedIn<P>(P);
 
 impl<P: Place> Setup for ArrivedIn<P> {
     type Ledger = OnArrival;
@@ -116,7 +116,7 @@ impl<P: Place> Setup for ArrivedIn<P> {
 }
 
 /// Under `transactional`.
-pub(crate) struct In<P>(P);
+pub struct In<P>(P);
 
 impl<P: Place<Adapter: TransactionAdapter>> Setup for In<P> {
     type Ledger = Transactional;
@@ -136,11 +136,11 @@ impl<P: Place<Adapter: TransactionAdapter>> Setup for In<P> {
     }
 }
 
-pub(crate) type InSqlite = In<OnSqlite>;
-pub(crate) type InPostgres = In<OnPostgres>;
-pub(crate) type ArrivedInMemory = ArrivedIn<OnMemory>;
-pub(crate) type ArrivedInSqlite = ArrivedIn<OnSqlite>;
-pub(crate) type ArrivedInPostgres = ArrivedIn<OnPostgres>;
+pub type InSqlite = In<OnSqlite>;
+pub type InPostgres = In<OnPostgres>;
+pub type ArrivedInMemory = ArrivedIn<OnMemory>;
+pub type ArrivedInSqlite = ArrivedIn<OnSqlite>;
+pub type ArrivedInPostgres = ArrivedIn<OnPostgres>;
 
 /// One `#[tokio::test]` for every ledger and case, named after both.
 #[macro_export]
@@ -155,7 +155,7 @@ macro_rules! on_ledgers {
         mod $name {
             $(#[tokio::test(flavor = "multi_thread")]
             async fn $case() {
-                use $crate::support::ledgers::{Setup, $setup};
+                use $crate::ledgers::{Setup, $setup};
                 super::$case($setup::create().await).await;
             })+
         }

@@ -10,7 +10,7 @@ use tracing_subscriber::layer::SubscriberExt;
 
 /// Collects the log records of the layer.
 #[derive(Clone)]
-pub(crate) struct Log(Arc<Mutex<Vec<BTreeMap<String, String>>>>);
+pub struct Log(Arc<Mutex<Vec<BTreeMap<String, String>>>>);
 
 impl Default for Log {
     fn default() -> Self {
@@ -24,44 +24,44 @@ impl Default for Log {
 /// While the process has one subscriber, `tracing` asks only the thread that sends a kind of record for the
 /// first time whether anyone wants that kind. If that thread has no subscriber, the records of all threads
 /// are lost. With a second subscriber, `tracing` asks all.
-pub(crate) fn ask_all_subscribers() {
+pub fn ask_all_subscribers() {
     static SECOND: LazyLock<Dispatch> = LazyLock::new(|| Dispatch::new(NoSubscriber::new()));
     LazyLock::force(&SECOND);
 }
 
 impl Log {
     /// Returns the log records with this message.
-    pub(crate) fn all(&self, message: &str) -> Vec<BTreeMap<String, String>> {
+    pub fn all(&self, message: &str) -> Vec<BTreeMap<String, String>> {
         let events = self.0.lock().unwrap();
         events.iter().filter(|event| event["message"] == message).cloned().collect()
     }
 
     /// Returns the log records whose message begins so.
-    pub(crate) fn beginning(&self, message: &str) -> Vec<BTreeMap<String, String>> {
+    pub fn beginning(&self, message: &str) -> Vec<BTreeMap<String, String>> {
         let events = self.0.lock().unwrap();
         events.iter().filter(|event| event["message"].starts_with(message)).cloned().collect()
     }
 
-    pub(crate) fn len(&self) -> usize {
+    pub fn count(&self) -> usize {
         self.0.lock().unwrap().len()
     }
 
     /// Collects the log records of this thread, until the guard is dropped.
-    pub(crate) fn of_this_thread() -> (Self, DefaultGuard) {
+    pub fn of_this_thread() -> (Self, DefaultGuard) {
         let log = Self::default();
         let subscriber = tracing_subscriber::registry().with(log.clone());
         (log, tracing::subscriber::set_default(subscriber))
     }
 
     /// Returns the last log record with this message.
-    pub(crate) fn last(&self, message: &str) -> BTreeMap<String, String> {
+    pub fn last(&self, message: &str) -> BTreeMap<String, String> {
         let events = self.0.lock().unwrap();
         let found = events.iter().rev().find(|event| event["message"] == message);
         found.unwrap_or_else(|| panic!("no event {message:?}")).clone()
     }
 }
 
-pub(crate) struct Fields<'a>(pub(crate) &'a mut BTreeMap<String, String>);
+pub struct Fields<'a>(pub &'a mut BTreeMap<String, String>);
 
 impl Visit for Fields<'_> {
     fn record_str(&mut self, field: &Field, value: &str) {

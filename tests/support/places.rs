@@ -37,13 +37,13 @@ use super::words::Sql;
 const LATE: Duration = Duration::from_secs(20);
 
 /// A store that several adapters share.
-pub(crate) trait Place: Store<Adapter: MaintenanceAdapter + Sized> {
+pub trait Place: Store<Adapter: MaintenanceAdapter + Sized> {
     /// Returns an adapter with connections of its own, as another process has.
     fn another(&self) -> impl Future<Output = Arc<Self::Adapter>> + Send;
 }
 
 /// A store in the database of the handlers' writes.
-pub(crate) trait Shared: Place<Adapter: TransactionAdapter> {
+pub trait Shared: Place<Adapter: TransactionAdapter> {
     type Database: Sql;
 
     /// The constraint of a table `effects` by which each id has one row.
@@ -55,7 +55,7 @@ pub(crate) trait Shared: Place<Adapter: TransactionAdapter> {
     fn over(&self, pool: Pool<Self::Database>) -> Self::Adapter;
 }
 
-pub(crate) struct Memory(pub(crate) Arc<MemoryAdapter>);
+pub struct Memory(pub Arc<MemoryAdapter>);
 
 impl Store for Memory {
     type Adapter = MemoryAdapter;
@@ -90,7 +90,7 @@ impl<S: SharedStore<Adapter: MaintenanceAdapter + Sized>> Place for S {
 }
 
 /// A file in a folder of its own.
-pub(crate) struct Sqlite {
+pub struct Sqlite {
     adapter: Arc<SqliteAdapter>,
     pool: SqlitePool,
     dir: TempDir,
@@ -98,12 +98,12 @@ pub(crate) struct Sqlite {
 
 impl Sqlite {
     /// `pool` is another one on the file of the adapter, or the adapter's own.
-    pub(crate) async fn with(adapter: SqliteAdapter, pool: SqlitePool, dir: TempDir) -> Self {
+    pub async fn with(adapter: SqliteAdapter, pool: SqlitePool, dir: TempDir) -> Self {
         adapter.migrate().await.unwrap();
         Self { adapter: Arc::new(adapter), pool, dir }
     }
 
-    pub(crate) fn path(&self) -> PathBuf {
+    pub fn path(&self) -> PathBuf {
         self.dir.path().join("dedup.db")
     }
 }
@@ -186,20 +186,20 @@ impl SharedStore for Sqlite {
 }
 
 /// A schema, named by the options and not by the search path.
-pub(crate) struct Postgres {
+pub struct Postgres {
     adapter: Arc<PostgresAdapter>,
     /// Its search path is the schema.
     pool: PgPool,
-    pub(crate) schema: Schema,
+    pub schema: Schema,
 }
 
-pub(crate) async fn connect_in(schema: &Schema, options: PostgresOptions) -> PostgresAdapter {
+pub async fn connect_in(schema: &Schema, options: PostgresOptions) -> PostgresAdapter {
     PostgresAdapter::connect_with(schema.database_url(), options).await.unwrap()
 }
 
 impl Postgres {
     /// `connect` makes an adapter with these options.
-    pub(crate) async fn with(
+    pub async fn with(
         options: PostgresOptions,
         connect: impl AsyncFnOnce(&Schema, PostgresOptions) -> PostgresAdapter,
     ) -> Self {
@@ -301,7 +301,7 @@ impl SharedStore for Postgres {
 }
 
 /// The servers of a Redis store.
-pub(crate) trait Topology: Send + Sync + 'static {
+pub trait Topology: Send + Sync + 'static {
     /// Returns the URL for the adapter.
     fn url() -> String;
 
@@ -319,7 +319,7 @@ fn patient() -> RedisOptions {
     RedisOptions::new().call_timeout(2 * bound).response_timeout(bound).connect_timeout(bound)
 }
 
-pub(crate) struct OnServer;
+pub struct OnServer;
 
 impl Topology for OnServer {
     fn url() -> String {
@@ -331,7 +331,7 @@ impl Topology for OnServer {
     }
 }
 
-pub(crate) struct OnSentinel;
+pub struct OnSentinel;
 
 impl Topology for OnSentinel {
     fn url() -> String {
@@ -343,7 +343,7 @@ impl Topology for OnSentinel {
     }
 }
 
-pub(crate) struct OnCluster;
+pub struct OnCluster;
 
 impl Topology for OnCluster {
     fn url() -> String {
@@ -356,7 +356,7 @@ impl Topology for OnCluster {
 }
 
 /// Each write is on a replica too when the call returns.
-pub(crate) struct OnReplicas;
+pub struct OnReplicas;
 
 impl Topology for OnReplicas {
     fn url() -> String {
@@ -372,22 +372,22 @@ impl Topology for OnReplicas {
     }
 }
 
-pub(crate) type Redis = On<OnServer>;
-pub(crate) type RedisSentinel = On<OnSentinel>;
-pub(crate) type RedisCluster = On<OnCluster>;
-pub(crate) type RedisReplicated = On<OnReplicas>;
+pub type Redis = On<OnServer>;
+pub type RedisSentinel = On<OnSentinel>;
+pub type RedisCluster = On<OnCluster>;
+pub type RedisReplicated = On<OnReplicas>;
 
 /// A prefix of its own on a topology.
-pub(crate) struct On<T> {
+pub struct On<T> {
     adapter: Arc<RedisAdapter>,
     url: String,
-    pub(crate) prefix: String,
+    pub prefix: String,
     topology: PhantomData<T>,
 }
 
 impl<T: Topology> On<T> {
     /// Opens a connection to each server that has keys of the store.
-    pub(crate) fn connections(&self) -> impl Iterator<Item = ::redis::Connection> {
+    pub fn connections(&self) -> impl Iterator<Item = ::redis::Connection> {
         T::primaries(&self.url).into_iter().map(|url| connection(&url).unwrap())
     }
 

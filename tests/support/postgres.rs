@@ -1,10 +1,6 @@
 //! A PostgreSQL server for the tests: a private one, deleted when the tests end, or the server that
 //! `TEST_POSTGRES_URL` names.
 
-#[allow(clippy::duplicate_mod, reason = "benches and drivers load this file alone")]
-#[path = "keeper.rs"]
-mod keeper;
-
 use std::env;
 use std::fs;
 use std::future::Future;
@@ -14,14 +10,14 @@ use std::process::{self, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-use keeper::{Keeper, find, is_free};
+use super::keeper::{Keeper, find, is_free};
 
 use sqlx::postgres::PgConnectOptions;
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Executor, PgConnection};
 
 /// Names a server to use in place of a private one. The tests create and drop databases in it, so its
 /// role needs CREATEDB.
-pub(crate) const URL: &str = "TEST_POSTGRES_URL";
+pub const URL: &str = "TEST_POSTGRES_URL";
 
 /// The server's keeper. It lives in a process group of its own and executes the lines of its stdin.
 /// The pipe breaks when the test's process ends, even by SIGKILL. Then the keeper stops the server
@@ -71,7 +67,7 @@ done
 "#;
 
 /// A private server of this process.
-pub(crate) struct Server {
+pub struct Server {
     keeper: Mutex<Keeper>,
     dir: PathBuf,
     port: u16,
@@ -79,12 +75,12 @@ pub(crate) struct Server {
 
 impl Server {
     /// Starts a server. Takes a second or two and blocks; inside a runtime, a worker waits.
-    pub(crate) fn start() -> Self {
+    pub fn start() -> Self {
         Self::started(&[&Self::copy()])
     }
 
     /// Starts a server whose messages are in the language of this locale.
-    pub(crate) fn start_in(locale: &str) -> Self {
+    pub fn start_in(locale: &str) -> Self {
         Self::started(&[&Self::copy(), &format!("speak {locale}")])
     }
 
@@ -95,12 +91,12 @@ impl Server {
     }
 
     /// Starts a standby of this server, which follows it until it is [promoted](Self::promote).
-    pub(crate) fn standby(&self) -> Self {
+    pub fn standby(&self) -> Self {
         Self::started(&[&format!("follow {}", self.port)])
     }
 
     /// Promotes a standby.
-    pub(crate) fn promote(&self) {
+    pub fn promote(&self) {
         self.must("promote");
     }
 
@@ -127,42 +123,42 @@ impl Server {
         panic!("PostgreSQL does not start:\n{}", server.log());
     }
 
-    pub(crate) fn url(&self) -> String {
+    pub fn url(&self) -> String {
         format!("postgres://postgres@127.0.0.1:{}/postgres", self.port)
     }
 
-    pub(crate) fn port(&self) -> u16 {
+    pub fn port(&self) -> u16 {
         self.port
     }
 
     /// Returns the folder of all its files.
-    pub(crate) fn dir(&self) -> &Path {
+    pub fn dir(&self) -> &Path {
         &self.dir
     }
 
     /// Returns the log of the server.
-    pub(crate) fn log(&self) -> String {
+    pub fn log(&self) -> String {
         fs::read_to_string(self.dir.join("log")).unwrap_or_else(|error| error.to_string())
     }
 
     /// Crashes and restarts the server, without closing its sessions. Returns when it accepts
     /// connections.
-    pub(crate) fn restart_immediately(&self) {
+    pub fn restart_immediately(&self) {
         self.must("restart");
     }
 
     /// Crashes the server. Its port refuses connections until [`start_again`](Self::start_again).
-    pub(crate) fn stop_immediately(&self) {
+    pub fn stop_immediately(&self) {
         self.must("stop");
     }
 
     /// Starts the server at the same URL. Returns when it accepts connections.
-    pub(crate) fn start_again(&self) {
+    pub fn start_again(&self) {
         self.must(&format!("start {}", self.port));
     }
 
     /// Runs a statement, on a connection of its own.
-    pub(crate) fn run(&self, sql: &str) {
+    pub fn run(&self, sql: &str) {
         execute(&self.url(), sql.to_owned()).expect("a statement that runs");
     }
 
@@ -224,7 +220,7 @@ fn id(args: &[&str]) -> Option<u32> {
 /// ephemeral port to any client. The server's own client could even connect to itself.
 ///
 /// Calls get different ports, and so do processes that run at the same time: a port is bound later.
-pub(crate) fn free_port() -> u16 {
+pub fn free_port() -> u16 {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let next = || {
         let at = process::id().wrapping_mul(100).wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed));
@@ -235,7 +231,7 @@ pub(crate) fn free_port() -> u16 {
 
 /// Returns the URL of the server that all tests of this process share. The first call may start the
 /// server.
-pub(crate) fn shared() -> &'static str {
+pub fn shared() -> &'static str {
     static SHARED: OnceLock<(String, Option<Server>)> = OnceLock::new();
     let (url, _) = SHARED.get_or_init(|| match named() {
         Some(url) => (url, None),
@@ -253,7 +249,7 @@ fn named() -> Option<String> {
 }
 
 /// A schema of one test. The drop removes it, unless its server ends with the tests.
-pub(crate) struct Schema {
+pub struct Schema {
     /// The URL of its database.
     database: String,
     name: String,
@@ -276,7 +272,7 @@ static FREE: Mutex<Vec<String>> = Mutex::new(Vec::new());
 impl Schema {
     /// Creates a schema in a database that no other test has at the same time, in the [`shared`] server: migrations in
     /// one database wait for each other.
-    pub(crate) fn fresh() -> Self {
+    pub fn fresh() -> Self {
         if named().is_some() {
             return Self::alone();
         }
@@ -290,13 +286,13 @@ impl Schema {
 
     /// Creates a schema in a database of its own, which takes ten times as long. The drop ends the sessions that a test
     /// has left.
-    pub(crate) fn alone() -> Self {
+    pub fn alone() -> Self {
         let name = fresh_name();
         Self::create(create_database(&name), name, End::Database)
     }
 
     /// Creates a schema in this database.
-    pub(crate) fn fresh_in(database: &str) -> Self {
+    pub fn fresh_in(database: &str) -> Self {
         Self::create(database.to_owned(), fresh_name(), End::Schema)
     }
 
@@ -305,24 +301,24 @@ impl Schema {
         Self { database, name, end }
     }
 
-    pub(crate) fn name(&self) -> &str {
+    pub fn name(&self) -> &str {
         &self.name
     }
 
     /// Returns the URL of the database, with the server's default search path.
-    pub(crate) fn database_url(&self) -> &str {
+    pub fn database_url(&self) -> &str {
         &self.database
     }
 
     /// Returns the URL of the database, with this schema as the search path.
-    pub(crate) fn url(&self) -> String {
+    pub fn url(&self) -> String {
         let and = if self.database.contains('?') { '&' } else { '?' };
         format!("{}{and}options[search_path]={}", self.database, self.name)
     }
 }
 
 /// Returns the URL with this path. Its other parts stay.
-pub(crate) fn with_path(url: &str, path: &str) -> String {
+pub fn with_path(url: &str, path: &str) -> String {
     let uri: http::Uri = url.parse().expect("a URL");
     let query = uri.query().map(|query| format!("?{query}")).unwrap_or_default();
     let mut parts = uri.into_parts();
@@ -331,12 +327,12 @@ pub(crate) fn with_path(url: &str, path: &str) -> String {
 }
 
 /// Returns a name for a schema or a database of one test.
-pub(crate) fn fresh_name() -> String {
+pub fn fresh_name() -> String {
     format!("tower_dedup_test_{:016x}", rand::random::<u64>())
 }
 
 /// Runs the statements that make the schema, with a table of so many partitions, as the guide says.
-pub(crate) async fn create_partitions(
+pub async fn create_partitions(
     connection: &mut PgConnection,
     schema_sql: &[String],
     partitions: u32,

@@ -18,7 +18,7 @@ const SECRETS: [[&str; 2]; 3] = [
 ];
 
 /// Returns a secret for the verifier of this scheme, and one for signing.
-pub(crate) fn test_secrets(scheme: Option<Scheme>) -> [&'static str; 2] {
+pub fn test_secrets(scheme: Option<Scheme>) -> [&'static str; 2] {
     let takes = |[secret, _]: &[&str; 2]| {
         scheme.is_some_and(|scheme| scheme.verifier_at("https://h", secret).is_ok())
     };

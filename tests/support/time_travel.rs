@@ -5,7 +5,7 @@ use std::time::Duration;
 use sqlx::{PgExecutor, SqliteExecutor};
 
 /// Moves all times by this many milliseconds.
-pub(crate) async fn shift_file(file: impl SqliteExecutor<'_>, by: i64) {
+pub async fn shift_file(file: impl SqliteExecutor<'_>, by: i64) {
     let update = sqlx::query(
         "UPDATE webhook_deliveries SET lease_until = lease_until + ?1, \
          first_seen_at = first_seen_at + ?1, completed_at = completed_at + ?1, \
@@ -15,7 +15,7 @@ pub(crate) async fn shift_file(file: impl SqliteExecutor<'_>, by: i64) {
 }
 
 /// Moves all times by this many milliseconds, in the schema of the search path.
-pub(crate) async fn shift_schema(server: impl PgExecutor<'_>, by: i64) {
+pub async fn shift_schema(server: impl PgExecutor<'_>, by: i64) {
     let update = sqlx::query(
         "UPDATE webhook_deliveries SET lease_until = lease_until + $1 * interval '1 ms', \
          first_seen_at = first_seen_at + $1 * interval '1 ms', \
@@ -25,7 +25,7 @@ pub(crate) async fn shift_schema(server: impl PgExecutor<'_>, by: i64) {
     update.bind(by).execute(server).await.unwrap();
 }
 
-pub(crate) fn milliseconds(by: Duration) -> i64 {
+pub fn milliseconds(by: Duration) -> i64 {
     i64::try_from(by.as_millis()).unwrap()
 }
 

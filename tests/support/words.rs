@@ -10,7 +10,7 @@ use tower_dedup::{DedupKey, KeyExtractor};
 
 /// One event for every word of the body: `id`, or `id=second` for a second identity; `id:way` says
 /// how the event ends.
-pub(crate) fn by_word() -> KeyExtractor {
+pub fn by_word() -> KeyExtractor {
     KeyExtractor::from_fn("test", |request| {
         let body = std::str::from_utf8(request.body()).unwrap();
         let events = words(body).map(|(name, _)| {
@@ -24,12 +24,12 @@ pub(crate) fn by_word() -> KeyExtractor {
     })
 }
 
-pub(crate) fn words(body: &str) -> impl Iterator<Item = (&str, &str)> {
+pub fn words(body: &str) -> impl Iterator<Item = (&str, &str)> {
     body.split_whitespace().map(|word| word.split_once(':').unwrap_or((word, "")))
 }
 
 /// A database of the transactional ledger, with a table `effects`.
-pub(crate) trait Sql: CompletionDatabase {
+pub trait Sql: CompletionDatabase {
     fn execute(
         connection: &mut Self::Connection,
         sql: String,
@@ -72,7 +72,7 @@ macro_rules! sql {
 
 sql!(Postgres, Sqlite);
 
-pub(crate) fn insert<'i>(ids: impl IntoIterator<Item = &'i str>) -> String {
+pub fn insert<'i>(ids: impl IntoIterator<Item = &'i str>) -> String {
     let rows: Vec<String> = ids.into_iter().map(|id| format!("('{id}')")).collect();
     format!("INSERT INTO effects (id) VALUES {}", rows.join(", "))
 }

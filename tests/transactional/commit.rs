@@ -19,9 +19,9 @@ use tower_dedup::{
 };
 
 use super::fixture::{CONNECTIONS, Db, World, app, on_both, send, started, transactional};
-use crate::support::places::Shared;
-use crate::support::words::{Sql, by_word, insert};
-use crate::support::{answered, by_header, dedup_key, result, state, terms};
+use support::places::Shared;
+use support::words::{Sql, by_word, insert};
+use support::{answered, by_header, dedup_key, result, state, terms};
 
 on_both!(
     key_and_effect_commit_together,

@@ -18,9 +18,9 @@ use tokio::sync::Notify;
 use tower::ServiceExt;
 use tower_dedup::{CommitError, DedupLayer, DedupTx, Delivery, Disposition};
 
-use crate::support::places::Shared;
-use crate::support::words::Sql;
-use crate::support::{by_header, until};
+use support::places::Shared;
+use support::words::Sql;
+use support::{by_header, until};
 
 /// A busy machine, or one whose disk is busy, is slow and not wrong.
 const LATE: Duration = Duration::from_secs(20);
@@ -203,13 +203,13 @@ macro_rules! on_both {
         mod postgres {
             $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn $case() {
-                super::$case::<$crate::support::places::Postgres>().await;
+                super::$case::<support::places::Postgres>().await;
             })+
         }
         mod sqlite {
             $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn $case() {
-                super::$case::<$crate::support::places::Sqlite>().await;
+                super::$case::<support::places::Sqlite>().await;
             })+
         }
     };

@@ -8,5 +8,3 @@ mod postgres;
 mod record_in;
 mod responses;
 mod sqlite;
-#[path = "../support/mod.rs"]
-mod support;

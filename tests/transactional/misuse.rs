@@ -3,8 +3,8 @@
 use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
 
 use super::fixture::{CONNECTIONS, on_both, send, started};
-use crate::support::places::{Postgres, Shared, Sqlite};
-use crate::support::{answered, dedup_key, state};
+use support::places::{Postgres, Shared, Sqlite};
+use support::{answered, dedup_key, state};
 
 on_both!(
     no_misuse_is_a_2xx_without_its_effect,

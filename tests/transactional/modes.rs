@@ -10,8 +10,8 @@ use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
 use tower_dedup::{DedupLayer, Delivery, Mode, OnMissingKey};
 
 use super::fixture::{Db, World, app, on_both, send};
-use crate::support::places::Shared;
-use crate::support::{answered, by_header, dedup_key, state};
+use support::places::Shared;
+use support::{answered, by_header, dedup_key, state};
 
 on_both!(
     in_shadow_the_layer_completes_and_every_run_commits,

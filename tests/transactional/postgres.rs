@@ -18,11 +18,11 @@ use tower_dedup::{
 };
 
 use super::fixture::{send as send_script, started};
-use crate::support::effects::{
+use support::effects::{
     Boxed, Database, MINUTE, answer, effect, transactional, until_acknowledged,
 };
-use crate::support::places::Postgres;
-use crate::support::{Body, answered, dedup_key, request, send};
+use support::places::Postgres;
+use support::{Body, answered, dedup_key, request, send};
 
 type Deduplicated = BoxCloneSyncService<Request<Body>, Response<ResponseBody<Body>>, Infallible>;
 

@@ -6,8 +6,8 @@ use tower_dedup::adapter::contract::{CallTerms, ClaimReply, DedupAdapter, Token}
 use tower_dedup::adapter::inspect::{ForgetReply, MaintenanceAdapter};
 
 use super::fixture::Db;
-use crate::support::places::{Postgres, Sqlite};
-use crate::support::{FIRST, dedup_key, rows};
+use support::places::{Postgres, Sqlite};
+use support::{FIRST, dedup_key, rows};
 
 #[tokio::test]
 async fn record_in_postgres_transaction_commits_or_rolls_back_with_it() {

@@ -16,9 +16,9 @@ use tower_dedup::adapter::contract::{DedupAdapter, StoredResponse};
 use tower_dedup::{CommitError, DedupLayer, Delivery, OnInFlight, Replay};
 
 use super::fixture::{Db, on_both};
-use crate::support::places::Shared;
-use crate::support::words::Sql;
-use crate::support::{answered, by_header, dedup_key, terms};
+use support::places::Shared;
+use support::words::Sql;
+use support::{answered, by_header, dedup_key, terms};
 
 on_both!(
     response_of_the_handler_is_added_after_the_commit,

@@ -10,8 +10,8 @@ use tower_dedup::adapter::contract::{CallTerms, DedupAdapter, Token};
 use tower_dedup::{CommitError, Deduplicator, Delivery, RunError, RunOutcome};
 
 use super::fixture::Db;
-use crate::support::places::Sqlite;
-use crate::support::{dedup_key, until};
+use support::places::Sqlite;
+use support::{dedup_key, until};
 
 const HANDLERS: usize = 20;
 const WRITES_FOR: Duration = Duration::from_millis(100);

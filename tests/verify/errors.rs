@@ -3,8 +3,8 @@
 use tower_dedup::provider::{self, Preset};
 use tower_dedup::verify::{Refusal, VerifierError, VerifyLayer};
 
-use crate::secrets::test_secrets;
 use crate::vectors::{genuine, senders};
+use support::secrets::test_secrets;
 
 #[test]
 fn preset_without_a_scheme_is_refused_with_those_that_have_one() {

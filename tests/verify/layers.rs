@@ -22,8 +22,8 @@ use tower_dedup::key::IntoKeyExtractor;
 use tower_dedup::verify::{Verifier, Verify, VerifyLayer};
 use tower_dedup::{Dedup, DedupKey, DedupLayer, KeyExtractor, Verified, key, provider};
 
-use crate::secrets::test_secrets;
 use crate::vectors::{VECTORS, case, cases, senders, signature_header, signed_by};
+use support::secrets::test_secrets;
 
 /// The status, and the result if the deduplicating layer answered.
 type Answer = (u16, Option<String>);

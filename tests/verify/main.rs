@@ -11,7 +11,5 @@ mod own;
 mod page;
 mod receiver;
 mod schemes;
-#[path = "../support/secrets.rs"]
-mod secrets;
 mod select;
 mod vectors;

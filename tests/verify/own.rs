@@ -1,9 +1,5 @@
 //! Schemes of one's own, and what each refuses.
 
-#[path = "../support/log.rs"]
-#[allow(dead_code, reason = "this file takes a part of it")]
-pub(crate) mod log;
-
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use axum::body::Body;
@@ -19,8 +15,9 @@ use tower_dedup::provider;
 use tower_dedup::verify::{Part, Refusal, Scheme, VerifierError, VerifyLayer};
 use tower_dedup::{DedupLayer, key};
 
-use crate::secrets::test_secrets;
 use crate::vectors::at;
+use support::log::Log;
+use support::secrets::test_secrets;
 
 const NOW: i64 = 1_753_900_006;
 const SECRET: &str = "a_secret_for_tests";
@@ -98,7 +95,7 @@ async fn bad_input_is_refused_with_its_reason_and_leaves_no_key() {
         ],
     )
     .prefix("sha256=");
-    let (log, _guard) = log::Log::of_this_thread();
+    let (log, _guard) = Log::of_this_thread();
     let store = std::sync::Arc::new(MemoryAdapter::new());
     let verify = VerifyLayer::new(GUARDED.verifier(SECRET).unwrap()).named("shop");
     let dedup = DedupLayer::new(key::header("x-shop-id").namespace("shop"), store.clone());

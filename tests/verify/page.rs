@@ -2,8 +2,8 @@
 
 use tower_dedup::provider::{self, Preset};
 
-use crate::secrets::test_secrets;
 use crate::vectors::{senders, signs_time};
+use support::secrets::test_secrets;
 
 /// Returns the cells of the sender's row: the sender, the header, what is signed, and what is not.
 pub(crate) fn row(sender: Preset) -> [&'static str; 4] {

@@ -13,10 +13,10 @@ use sha1::Sha1;
 use tower_dedup::provider::{self, Preset};
 use tower_dedup::verify::{Refusal, VerifierError};
 
-use crate::secrets::test_secrets;
 use crate::vectors::{
     Case, VECTORS, at, case, cases, genuine, senders, signature_header, signed_by, signs_time,
 };
+use support::secrets::test_secrets;
 
 /// A vector that is refused for another reason does not test its own.
 #[test]

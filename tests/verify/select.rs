@@ -10,13 +10,12 @@ use axum::routing::post;
 use bytes::Bytes;
 use futures_util::stream;
 use http::{Request, Response};
+use support::log::Log;
 use tower::ServiceExt;
 use tower_dedup::adapter::MemoryAdapter;
 use tower_dedup::adapter::inspect::MaintenanceAdapter;
 use tower_dedup::verify::{Part, Scheme, VerifyLayer};
 use tower_dedup::{BoxError, DedupLayer, key, provider};
-
-use crate::own::log::Log;
 
 const SCHEME: Scheme =
     Scheme::hmac_sha256("x-signature", &[Part::Seconds("x-time"), Part::Text("."), Part::Body]);

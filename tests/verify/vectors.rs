@@ -13,7 +13,7 @@ use tower_dedup::provider::{self, Preset};
 use tower_dedup::verify::{Refusal, Verifier};
 
 use crate::page::row;
-use crate::secrets::test_secrets;
+use support::secrets::test_secrets;
 
 /// Every file of vectors: the sender, the file, and the numbers of genuine and forged cases.
 pub(crate) const VECTORS: &[(Preset, &str, usize, usize)] = &[

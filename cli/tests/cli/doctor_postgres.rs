@@ -4,8 +4,8 @@
 
 use crate::command::{doctor, execute, run, with};
 use crate::roles::Role;
-use crate::support::cluster::blocking;
-use crate::support::postgres::{Schema, Server};
+use support::cluster::blocking;
+use support::postgres::{Schema, Server};
 
 #[tokio::test]
 async fn settings_of_the_server() {

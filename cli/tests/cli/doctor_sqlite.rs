@@ -9,7 +9,7 @@ use sqlx::{Connection, SqliteConnection};
 use tempfile::TempDir;
 
 use crate::command::{Ran, doctor, execute, run};
-use crate::support::sqlite_url;
+use support::sqlite_url;
 
 async fn migrated() -> (TempDir, String) {
     let dir = tempfile::tempdir().unwrap();

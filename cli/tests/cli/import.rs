@@ -8,7 +8,7 @@ use tower_dedup::adapter::inspect::ListFilter;
 
 use crate::command::{Ran, run_with};
 use crate::keys::{Place, fill};
-use crate::support::{dedup_key, terms};
+use support::{dedup_key, terms};
 
 const DAY: u64 = 86_400;
 

@@ -13,9 +13,9 @@ use tower_dedup::adapter::contract::{CallTerms, StoredResponse, Token};
 use tower_dedup::adapter::inspect::MaintenanceAdapter;
 
 use crate::command::{Ran, code_unread, doctor, execute, run, run_with, with};
-use crate::support::postgres::Schema;
-use crate::support::redis::{fresh_prefix, shared, with_prefix};
-use crate::support::{dedup_key, sqlite_url, terms};
+use support::postgres::Schema;
+use support::redis::{fresh_prefix, shared, with_prefix};
+use support::{dedup_key, sqlite_url, terms};
 
 /// A fresh store.
 pub(crate) struct Place {

@@ -3,7 +3,7 @@
 use sqlx::{Connection, PgConnection};
 
 use crate::command::run;
-use crate::support::postgres::Schema;
+use support::postgres::Schema;
 
 /// A lock that another session holds ends no wait; `--timeout` does.
 #[tokio::test]

@@ -11,5 +11,3 @@ mod redis;
 mod redis_rights;
 mod roles;
 mod secrets;
-#[path = "../../../tests/support/mod.rs"]
-mod support;

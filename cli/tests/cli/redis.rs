@@ -4,10 +4,8 @@ use std::time::Duration;
 
 use crate::command::{doctor, run};
 use crate::keys::fill;
-use crate::support::cluster::blocking;
-use crate::support::redis::{
-    Cluster, SentinelSet, Server, fresh_prefix, keys_of, shared, with_prefix,
-};
+use support::cluster::blocking;
+use support::redis::{Cluster, SentinelSet, Server, fresh_prefix, keys_of, shared, with_prefix};
 
 /// Returns a URL with a fresh prefix for each topology.
 async fn topologies() -> [String; 3] {
@@ -61,7 +59,7 @@ async fn doctor_describes_every_topology_and_leaves_no_key() {
     run(&url, &["list"]).await.assert(0, "no keys\n");
     // The rows that fence its claims are expired, and Redis deletes them.
     let left = blocking(move || {
-        let mut connection = crate::support::redis::connection(shared()).unwrap();
+        let mut connection = support::redis::connection(shared()).unwrap();
         let keys = keys_of(&mut connection, &prefix).unwrap();
         let left = |key| redis::cmd("PTTL").arg(key).query::<u64>(&mut connection).unwrap();
         keys.into_iter().map(left).collect::<Vec<_>>()

@@ -6,9 +6,9 @@ use tower_dedup::adapter::contract::DedupAdapter;
 use tower_dedup::adapter::inspect::{ListFilter, MaintenanceAdapter};
 
 use crate::command::{Ran, doctor};
-use crate::support::cluster::blocking;
-use crate::support::redis::{Cluster, Server};
-use crate::support::{dedup_key, on_claim, terms};
+use support::cluster::blocking;
+use support::redis::{Cluster, Server};
+use support::{dedup_key, on_claim, terms};
 
 /// Returns the rights of the guide, without the password.
 fn rights() -> Vec<&'static str> {

@@ -1,7 +1,7 @@
 //! The rights that the commands need on Postgres.
 
 use crate::command::{execute, run};
-use crate::support::postgres::Schema;
+use support::postgres::Schema;
 
 /// A role of one test, with a password that its URL has.
 pub(crate) struct Role {

@@ -1,8 +1,8 @@
 //! Exit codes, and what is never printed.
 
 use crate::command::{command, end_of, run};
-use crate::support::postgres::shared;
-use crate::support::redis::shared as shared_redis;
+use support::postgres::shared;
+use support::redis::shared as shared_redis;
 
 const SECRET: &str = "s3cr3t-p4ssw0rd";
 

@@ -9,12 +9,9 @@ use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 use sqlx::{Connection, PgConnection};
 
-use postgres::Schema;
 use server::{Answer, Server, answer, duplicate, eventually, program};
+use support::postgres::Schema;
 
-#[path = "../../../tests/support/postgres.rs"]
-#[allow(dead_code, reason = "this test takes a part of it")]
-mod postgres;
 #[path = "../../../tests/examples/server.rs"]
 mod server;
 

@@ -18,7 +18,7 @@ use tower_http::trace::TraceLayer;
 use super::{
     BODY, Handler, dedup, delivers_once, delivery, duplicate, full, handled, own, send, streaming,
 };
-use crate::support::{memory, rows};
+use support::{memory, rows};
 
 #[tokio::test]
 async fn the_usual_stack_around_a_router_and_around_a_service() {

@@ -30,7 +30,7 @@ use tower::{Service, ServiceExt, service_fn};
 use tower_dedup::adapter::MemoryAdapter;
 use tower_dedup::{DedupLayer, Delivery, key};
 
-use crate::support::answered;
+use support::answered;
 
 /// Neither UTF-8 nor one line, so that a change of the bytes on their way is visible.
 const BODY: &[u8] = b"{\"id\":\"evt_1\"}\r\n\0\xff \xf0\x9f";

@@ -12,7 +12,7 @@ use tower_dedup::adapter::inspect::MaintenanceAdapter;
 use tower_dedup::{DedupLayer, Verified, key};
 
 use super::{BODY, Handler, dedup, delivers_once, duplicate, full, handled, send};
-use crate::support::memory;
+use support::memory;
 
 async fn verify(mut request: AxumRequest, next: Next) -> axum::response::Response {
     request.extensions_mut().insert(Verified);

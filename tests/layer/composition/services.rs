@@ -13,7 +13,7 @@ use tower::{Layer, Service, ServiceBuilder, ServiceExt};
 use super::{
     BODY, Handler, answer, dedup, delivers_once, duplicate, full, handled, own, send, soon,
 };
-use crate::support::memory;
+use support::memory;
 
 #[tokio::test]
 async fn plain_and_boxed_services() {

@@ -16,8 +16,8 @@ use tower_dedup::adapter::inspect::{Entry, ForgetReply, MaintenanceAdapter, Stat
 use tower_dedup::conformance::{RemoteStore, Store};
 use tower_dedup::{DedupKey, StoreError, StoreErrorKind};
 
-use crate::support::postgres::Schema;
-use crate::support::proxy::through;
+use support::postgres::Schema;
+use support::proxy::through;
 
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Sql {

@@ -10,7 +10,7 @@ const SLOTS: usize = 16_384;
 
 /// Three primaries, each with one replica. A primary that is silent for 1.5 s is replaced, about three
 /// seconds after its death.
-pub(crate) struct Cluster {
+pub struct Cluster {
     /// Nodes 0 to 2 are the first primaries. Node 3 replicates node 0, and so on.
     nodes: Vec<Server>,
     ids: Vec<String>,
@@ -21,19 +21,19 @@ pub(crate) struct Cluster {
 impl Cluster {
     /// Starts the nodes, and returns when each of them says that the cluster is complete. Takes about four
     /// seconds and blocks.
-    pub(crate) fn start() -> Self {
+    pub fn start() -> Self {
         Self::started(&[], false)
     }
 
     /// Starts nodes whose network can be [cut](Self::cut_from_peers). Each link is the address of its
     /// node, for clients too.
-    pub(crate) fn start_linked(directives: &[&str]) -> Self {
+    pub fn start_linked(directives: &[&str]) -> Self {
         Self::started(directives, true)
     }
 
     /// Returns the cluster that all tests of this process share. No test may stop a part of it. Its nodes
     /// may be silent for a minute, because the machine may be busy.
-    pub(crate) fn shared() -> &'static Self {
+    pub fn shared() -> &'static Self {
         static SHARED: OnceLock<Cluster> = OnceLock::new();
         SHARED.get_or_init(|| Self::started(&["cluster-node-timeout 60000"], false))
     }
@@ -96,23 +96,23 @@ impl Cluster {
     }
 
     /// Returns `redis+cluster://HOST:PORT,…` with all six nodes.
-    pub(crate) fn url(&self) -> String {
+    pub fn url(&self) -> String {
         let addresses: Vec<_> =
             (0..6).map(|node| format!("127.0.0.1:{}", self.port(node))).collect();
         format!("redis+cluster://{}", addresses.join(","))
     }
 
-    pub(crate) fn nodes(&self) -> &[Server] {
+    pub fn nodes(&self) -> &[Server] {
         &self.nodes
     }
 
     /// Returns the ids of the nodes in the cluster.
-    pub(crate) fn ids(&self) -> &[String] {
+    pub fn ids(&self) -> &[String] {
         &self.ids
     }
 
     /// Returns the slot of a key.
-    pub(crate) fn slot_of(&self, key: &str) -> u16 {
+    pub fn slot_of(&self, key: &str) -> u16 {
         block_until("a slot", || {
             self.nodes.iter().find_map(|node| node.ask(&["CLUSTER", "KEYSLOT", key]).ok())
         })
@@ -120,7 +120,7 @@ impl Cluster {
 
     /// Returns an id that begins so and whose key `PREFIX:test:ID` is in a slot. An adapter lets no part in braces
     /// choose the slot.
-    pub(crate) fn id_in_slot(prefix: &str, start: &str, slot: u16) -> String {
+    pub fn id_in_slot(prefix: &str, start: &str, slot: u16) -> String {
         let start = format!("{start}-");
         // A CRC is linear: that of the whole is that of the start, with zeros, and that of the end.
         let known = crc(0, format!("{prefix}:test:{start}\0\0\0\0\0").as_bytes());
@@ -128,7 +128,7 @@ impl Cluster {
     }
 
     /// Returns the number of the node that owns a slot, if all running nodes agree on it.
-    pub(crate) fn owner_of(&self, slot: u16) -> Option<usize> {
+    pub fn owner_of(&self, slot: u16) -> Option<usize> {
         let mut views = self.nodes.iter().filter_map(View::of);
         let owner = |view: Vec<View>| {
             let serves = |node: &View| node.slots.iter().any(|range| range.contains(&slot));
@@ -140,18 +140,18 @@ impl Cluster {
     }
 
     /// Returns the number of the primary that owns the slot of a key. Waits until the nodes agree.
-    pub(crate) async fn primary_of(&self, key: &str) -> usize {
+    pub async fn primary_of(&self, key: &str) -> usize {
         let slot = self.slot_of(key);
         wait_until("one owner of a slot", || self.owner_of(slot)).await
     }
 
     /// Waits until six nodes run, serve all slots, and each primary has a replica.
-    pub(crate) async fn settled(&self) {
+    pub async fn settled(&self) {
         wait_until("a complete cluster", || self.is_complete().then_some(())).await;
     }
 
     /// Moves a slot with its keys to another primary, as `redis-cli --cluster reshard` does.
-    pub(crate) async fn move_slot(&self, slot: u16, to: usize) {
+    pub async fn move_slot(&self, slot: u16, to: usize) {
         let from = wait_until("one owner of a slot", || self.owner_of(slot)).await;
         assert_ne!(from, to, "the slot is there");
         let (source, target, text) = (&self.nodes[from], &self.nodes[to], slot.to_string());
@@ -181,7 +181,7 @@ impl Cluster {
     }
 
     /// Cuts a node from the other nodes, in both directions. Clients still reach it.
-    pub(crate) fn cut_from_peers(&self, number: usize) {
+    pub fn cut_from_peers(&self, number: usize) {
         for (other, (link, bus)) in self.links().iter().enumerate() {
             if other == number {
                 link.cut(Cut::peers());
@@ -193,12 +193,12 @@ impl Cluster {
     }
 
     /// Silences the connections that clients have open to a node now.
-    pub(crate) fn silence(&self, number: usize) {
+    pub fn silence(&self, number: usize) {
         self.links()[number].0.silence();
     }
 
     /// Ends all cuts.
-    pub(crate) fn heal(&self) {
+    pub fn heal(&self) {
         for (link, bus) in self.links() {
             link.cut(Cut::default());
             bus.cut(Cut::default());
@@ -211,12 +211,12 @@ impl Cluster {
     }
 
     /// Returns the port by which clients and other nodes know a node.
-    pub(crate) fn port(&self, number: usize) -> u16 {
+    pub fn port(&self, number: usize) -> u16 {
         self.links.get(number).map_or_else(|| self.nodes[number].port(), |(link, _)| link.port())
     }
 
     /// Returns whether each running node sees all slots served by nodes that run.
-    pub(crate) fn serves_all(&self) -> bool {
+    pub fn serves_all(&self) -> bool {
         let running = self.nodes.iter().filter_map(|node| {
             let info: String = node.ask(&["CLUSTER", "INFO"]).ok()?;
             Some((field_of(&info, "cluster_state")?, field_of(&info, "cluster_slots_ok")?))

@@ -10,7 +10,7 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::sync::watch;
 
 /// After this time, silent connections close.
-pub(crate) const SILENT: Duration = Duration::from_secs(10);
+pub const SILENT: Duration = Duration::from_secs(10);
 
 /// Whose connections carry no byte in either direction. Neither side learns that the other one closes.
 /// When the cut ends, these connections close.
@@ -61,7 +61,7 @@ impl Sender {
     }
 }
 
-pub(crate) struct Link {
+pub struct Link {
     port: u16,
     target: Arc<AtomicU16>,
     cut: watch::Sender<Cut>,
@@ -71,7 +71,7 @@ pub(crate) struct Link {
 
 impl Link {
     /// Starts a link. [`lead_to`](Self::lead_to) says to which server.
-    pub(crate) fn start() -> Self {
+    pub fn start() -> Self {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         listener.set_nonblocking(true).unwrap();
         let port = listener.local_addr().unwrap().port();
@@ -95,11 +95,11 @@ impl Link {
     }
 
     /// New connections go to this port of 127.0.0.1.
-    pub(crate) fn lead_to(&self, port: u16) {
+    pub fn lead_to(&self, port: u16) {
         self.target.store(port, Ordering::SeqCst);
     }
 
-    pub(crate) fn port(&self) -> u16 {
+    pub fn port(&self) -> u16 {
         self.port
     }
 
@@ -109,7 +109,7 @@ impl Link {
 
     /// Silences the connections that clients have open now: they carry no byte, and close after
     /// [`SILENT`]. New connections work.
-    pub(crate) fn silence(&self) {
+    pub fn silence(&self) {
         self.silenced.send_modify(|times| *times += 1);
     }
 }

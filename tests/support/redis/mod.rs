@@ -2,10 +2,7 @@
 //! `TEST_REDIS_URL` names. Valkey serves as well.
 
 mod cluster;
-#[allow(clippy::duplicate_mod, reason = "benches load this file alone")]
-#[path = "../keeper.rs"]
-mod keeper;
-pub(crate) mod link;
+pub mod link;
 mod sentinel;
 
 use std::collections::BTreeSet;
@@ -18,15 +15,15 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use keeper::{Keeper, find, is_free};
+use super::keeper::{Keeper, find, is_free};
 use redis::{Client, Cmd, Connection, FromRedisValue, RedisResult};
 
-pub(crate) use cluster::Cluster;
-pub(crate) use sentinel::SentinelSet;
+pub use cluster::Cluster;
+pub use sentinel::SentinelSet;
 
 /// Names a server to use in place of a private one. The tests write keys with fresh prefixes into it, and
 /// leave them.
-pub(crate) const URL: &str = "TEST_REDIS_URL";
+pub const URL: &str = "TEST_REDIS_URL";
 
 /// The server's keeper. It lives in a process group of its own and executes the lines of its stdin.
 /// The pipe breaks when the test's process ends, even by SIGKILL. Then the keeper kills the server
@@ -62,7 +59,7 @@ done
 "#;
 
 /// A private server of this process.
-pub(crate) struct Server {
+pub struct Server {
     keeper: Mutex<Keeper>,
     dir: PathBuf,
     port: u16,
@@ -72,12 +69,12 @@ pub(crate) struct Server {
 
 impl Server {
     /// Starts a server without persistence. Blocks; inside a runtime, a worker waits.
-    pub(crate) fn start() -> Self {
+    pub fn start() -> Self {
         Self::start_with(&[])
     }
 
     /// Starts a server with more lines of configuration, such as `appendonly yes`.
-    pub(crate) fn start_with(directives: &[&str]) -> Self {
+    pub fn start_with(directives: &[&str]) -> Self {
         Self::started(|_| directives.iter().map(|line| (*line).to_owned()).collect(), false)
     }
 
@@ -103,64 +100,64 @@ impl Server {
     }
 
     /// Returns `redis://127.0.0.1:PORT`.
-    pub(crate) fn url(&self) -> String {
+    pub fn url(&self) -> String {
         format!("redis://{}", self.address())
     }
 
     /// Returns `127.0.0.1:PORT`.
-    pub(crate) fn address(&self) -> String {
+    pub fn address(&self) -> String {
         format!("127.0.0.1:{}", self.port)
     }
 
-    pub(crate) fn port(&self) -> u16 {
+    pub fn port(&self) -> u16 {
         self.port
     }
 
     /// Returns the folder of all its files.
-    pub(crate) fn dir(&self) -> &Path {
+    pub fn dir(&self) -> &Path {
         &self.dir
     }
 
     /// Returns the log of all its runs.
-    pub(crate) fn log(&self) -> String {
+    pub fn log(&self) -> String {
         fs::read_to_string(self.dir.join("log")).unwrap_or_default()
     }
 
     /// Kills the server by SIGKILL. Its port refuses connections until
     /// [`start_again`](Self::start_again).
-    pub(crate) fn kill(&self) {
+    pub fn kill(&self) {
         self.tell("kill");
     }
 
     /// Stops the server by SIGSTOP: its connections stay open and silent.
-    pub(crate) fn stop(&self) {
+    pub fn stop(&self) {
         self.tell("stop");
     }
 
     /// Ends [`stop`](Self::stop).
-    pub(crate) fn cont(&self) {
+    pub fn cont(&self) {
         self.tell("cont");
     }
 
     /// Starts a killed server on the same port, with what its folder has. Returns when it has
     /// loaded its data.
-    pub(crate) fn start_again(&self) {
+    pub fn start_again(&self) {
         self.start_again_with(&[]);
     }
 
     /// The same, with more lines of configuration for this run.
-    pub(crate) fn start_again_with(&self, directives: &[&str]) {
+    pub(super) fn start_again_with(&self, directives: &[&str]) {
         assert!(self.launch(directives), "Redis does not start again:\n{}", self.log());
     }
 
     /// Kills the server and starts it again.
-    pub(crate) fn restart(&self) {
+    pub fn restart(&self) {
         self.kill();
         self.start_again();
     }
 
     /// Kills the server, deletes its data, and starts it again. A node of a cluster stays one.
-    pub(crate) fn restart_empty(&self) {
+    pub fn restart_empty(&self) {
         self.kill();
         let _ = fs::remove_dir_all(self.dir.join("appendonlydir"));
         for file in ["appendonly.aof", "dump.rdb"] {
@@ -170,18 +167,18 @@ impl Server {
     }
 
     /// Opens a connection. Each of its calls blocks, for five seconds at most.
-    pub(crate) fn connection(&self) -> RedisResult<Connection> {
+    pub fn connection(&self) -> RedisResult<Connection> {
         connection(&self.url())
     }
 
     /// Runs one command on a connection of its own. Blocks.
-    pub(crate) fn ask<T: FromRedisValue>(&self, words: &[&str]) -> RedisResult<T> {
+    pub fn ask<T: FromRedisValue>(&self, words: &[&str]) -> RedisResult<T> {
         command(words).query(&mut self.connection()?)
     }
 
     /// Runs one command that must succeed.
     #[track_caller]
-    pub(crate) fn run<T: FromRedisValue>(&self, words: &[&str]) -> T {
+    pub fn run<T: FromRedisValue>(&self, words: &[&str]) -> T {
         match self.ask(words) {
             Ok(value) => value,
             Err(error) => panic!("{words:?}: {error}\n{}", self.log()),
@@ -189,13 +186,13 @@ impl Server {
     }
 
     /// Returns one field of `INFO`, if the server replies and has the field.
-    pub(crate) fn info(&self, field: &str) -> Option<String> {
+    pub fn info(&self, field: &str) -> Option<String> {
         let info: String = self.ask(&["INFO", "all"]).ok()?;
         field_of(&info, field)
     }
 
     /// Returns the version of Redis, or that of Redis which Valkey claims to be: major, minor, patch.
-    pub(crate) fn version(&self) -> (u32, u32, u32) {
+    pub fn version(&self) -> (u32, u32, u32) {
         let version = self.info("redis_version").expect("a version");
         let mut parts = version.split('.').map(|part| part.parse().expect("a number"));
         let mut next = || parts.next().expect("three numbers");
@@ -259,14 +256,14 @@ fn free_port() -> u16 {
 }
 
 /// Returns a command of these words.
-pub(crate) fn command(words: &[&str]) -> Cmd {
+pub fn command(words: &[&str]) -> Cmd {
     let mut command = Cmd::new();
     command.arg(words);
     command
 }
 
 /// Opens a connection to one server. Each of its calls blocks, for five seconds at most.
-pub(crate) fn connection(url: &str) -> RedisResult<Connection> {
+pub fn connection(url: &str) -> RedisResult<Connection> {
     let connection = Client::open(url)?.get_connection_with_timeout(Duration::from_secs(1))?;
     connection.set_read_timeout(Some(Duration::from_secs(5)))?;
     Ok(connection)
@@ -295,7 +292,7 @@ fn block_until<T>(what: &str, mut ready: impl FnMut() -> Option<T>) -> T {
 }
 
 /// Waits until `ready` returns a value. `ready` may block for a moment.
-pub(crate) async fn wait_until<T>(what: &str, mut ready: impl FnMut() -> Option<T>) -> T {
+pub async fn wait_until<T>(what: &str, mut ready: impl FnMut() -> Option<T>) -> T {
     let begun = Instant::now();
     loop {
         if let Some(value) = ready() {
@@ -323,7 +320,7 @@ fn shared_server() -> &'static (String, Option<Server>) {
 
 /// Returns the URL of the server that all tests of this process share. The first call may start the
 /// server.
-pub(crate) fn shared() -> &'static str {
+pub fn shared() -> &'static str {
     &shared_server().0
 }
 
@@ -338,18 +335,18 @@ pub(crate) fn shared_database() -> String {
 }
 
 /// Returns a prefix of keys for one test, so that tests can share a server.
-pub(crate) fn fresh_prefix() -> String {
+pub fn fresh_prefix() -> String {
     format!("test-{:016x}", rand::random::<u64>())
 }
 
 /// Returns the URL with this prefix of keys as its parameter.
-pub(crate) fn with_prefix(url: &str, prefix: &str) -> String {
+pub fn with_prefix(url: &str, prefix: &str) -> String {
     let and = if url.contains('?') { '&' } else { '?' };
     format!("{url}{and}dedup_prefix={prefix}")
 }
 
 /// Returns all keys of Redis with this prefix that one server has.
-pub(crate) fn keys_of(connection: &mut Connection, prefix: &str) -> RedisResult<BTreeSet<Vec<u8>>> {
+pub fn keys_of(connection: &mut Connection, prefix: &str) -> RedisResult<BTreeSet<Vec<u8>>> {
     // SCAN may return a key twice.
     let (mut keys, mut cursor) = (BTreeSet::new(), 0_u64);
     loop {

@@ -10,7 +10,7 @@ const NAME: &str = "mymaster";
 
 /// A primary with two replicas, and three Sentinels, of which two decide. A primary that is silent for a
 /// second is replaced, about three seconds after its death.
-pub(crate) struct SentinelSet {
+pub struct SentinelSet {
     servers: Vec<Server>,
     sentinels: Vec<Server>,
     /// One before each server, if the network can be cut.
@@ -20,19 +20,19 @@ pub(crate) struct SentinelSet {
 impl SentinelSet {
     /// Starts the servers, and returns when all Sentinels know all of them. Takes about three seconds and
     /// blocks.
-    pub(crate) fn start() -> Self {
+    pub fn start() -> Self {
         Self::started(&[], false, 1_000)
     }
 
     /// Starts servers whose network can be [cut](Self::cut_from_peers). Each link is the address of its server, for
     /// clients too.
-    pub(crate) fn start_linked(directives: &[&str]) -> Self {
+    pub fn start_linked(directives: &[&str]) -> Self {
         Self::started(directives, true, 1_000)
     }
 
     /// Returns the set that all tests of this process share. No test may stop a part of it. Its primary may
     /// be silent for a minute, because the machine may be busy.
-    pub(crate) fn shared() -> &'static Self {
+    pub fn shared() -> &'static Self {
         static SHARED: OnceLock<SentinelSet> = OnceLock::new();
         SHARED.get_or_init(|| Self::started(&[], false, 60_000))
     }
@@ -70,34 +70,34 @@ impl SentinelSet {
     }
 
     /// Returns `redis+sentinel://HOST:PORT,HOST:PORT,HOST:PORT/mymaster`.
-    pub(crate) fn url(&self) -> String {
+    pub fn url(&self) -> String {
         let addresses: Vec<_> = self.sentinels.iter().map(Server::address).collect();
         format!("redis+sentinel://{}/{NAME}", addresses.join(","))
     }
 
     /// Returns the name of the primary in the Sentinels.
-    pub(crate) fn name(&self) -> &'static str {
+    pub fn name(&self) -> &'static str {
         NAME
     }
 
     /// Returns the three servers. Server 0 is the first primary.
-    pub(crate) fn servers(&self) -> &[Server] {
+    pub fn servers(&self) -> &[Server] {
         &self.servers
     }
 
-    pub(crate) fn sentinels(&self) -> &[Server] {
+    pub fn sentinels(&self) -> &[Server] {
         &self.sentinels
     }
 
     /// Returns the number of the server that all running Sentinels name as the primary.
-    pub(crate) fn primary(&self) -> Option<usize> {
+    pub fn primary(&self) -> Option<usize> {
         let named = self.named();
         let first = *named.first()?;
         named.iter().all(|next| *next == first).then_some(first)
     }
 
     /// Returns the number of the first server that says it is a primary.
-    pub(crate) fn primary_by_role(&self) -> Option<usize> {
+    pub fn primary_by_role(&self) -> Option<usize> {
         let is_primary = |server: &Server| server.info("role").as_deref() == Some("master");
         self.servers.iter().position(is_primary)
     }
@@ -114,7 +114,7 @@ impl SentinelSet {
 
     /// Waits until the Sentinels name one primary, that says it is one, and that has this many replicas
     /// or more, and until no Sentinel replaces a primary.
-    pub(crate) async fn settled(&self, replicas: usize) -> usize {
+    pub async fn settled(&self, replicas: usize) -> usize {
         wait_until("a primary with its replicas", || {
             let primary = self.primary()?;
             (self.replicas_of(primary)? >= replicas && self.is_quiet()).then_some(primary)
@@ -124,7 +124,7 @@ impl SentinelSet {
 
     /// Waits until two Sentinels name another server than this one as the primary, and it is one. Returns its
     /// number. On a busy machine, the third Sentinel may name another server for minutes.
-    pub(crate) async fn failover_from(&self, old: usize) -> usize {
+    pub async fn failover_from(&self, old: usize) -> usize {
         wait_until("a failover", || {
             let named = self.named();
             let new = (0..3).find(|new| named.iter().filter(|named| *named == new).count() >= 2)?;
@@ -136,24 +136,24 @@ impl SentinelSet {
 
     /// Starts a killed server as a replica of the primary. Returns the primary when it has two replicas and the
     /// failover has ended everywhere: the next one may not begin before.
-    pub(crate) async fn restart_as_replica(&self, number: usize) -> usize {
+    pub async fn restart_as_replica(&self, number: usize) -> usize {
         let primary = wait_until("a primary", || self.primary()).await;
         self.servers[number].start_again_with(&[&self.follow(primary)]);
         self.settled(2).await
     }
 
     /// Cuts a server from the other servers and from the Sentinels. Clients still reach it.
-    pub(crate) fn cut_from_peers(&self, number: usize) {
+    pub fn cut_from_peers(&self, number: usize) {
         self.link(number).cut(Cut::peers());
     }
 
     /// Silences the connections that clients have open to a server now.
-    pub(crate) fn silence(&self, number: usize) {
+    pub fn silence(&self, number: usize) {
         self.link(number).silence();
     }
 
     /// Ends all cuts of a server.
-    pub(crate) fn heal(&self, number: usize) {
+    pub fn heal(&self, number: usize) {
         self.link(number).cut(Cut::default());
     }
 
@@ -162,7 +162,7 @@ impl SentinelSet {
     }
 
     /// Returns the port by which clients and other servers know a server.
-    pub(crate) fn port(&self, number: usize) -> u16 {
+    pub fn port(&self, number: usize) -> u16 {
         self.links.get(number).map_or_else(|| self.servers[number].port(), Link::port)
     }
 

@@ -1,16 +1,26 @@
-//! Shared parts of tests: a service to wrap, requests to send, and a store that fails on demand.
-#![allow(dead_code, unused_imports, reason = "every test takes a part of it")]
+//! Shared parts of tests: a service to wrap, requests to send, stores and servers of each kind.
+#![allow(
+    async_fn_in_trait,
+    missing_docs,
+    missing_debug_implementations,
+    clippy::missing_errors_doc,
+    clippy::missing_panics_doc,
+    clippy::must_use_candidate,
+    reason = "for tests only"
+)]
 
-pub(crate) mod cluster;
-pub(crate) mod effects;
-pub(crate) mod ledgers;
-pub(crate) mod log;
-pub(crate) mod places;
-pub(crate) mod postgres;
-pub(crate) mod proxy;
-pub(crate) mod redis;
-pub(crate) mod time_travel;
-pub(crate) mod words;
+pub mod cluster;
+pub mod effects;
+mod keeper;
+pub mod ledgers;
+pub mod log;
+pub mod places;
+pub mod postgres;
+pub mod proxy;
+pub mod redis;
+pub mod secrets;
+pub mod time_travel;
+pub mod words;
 
 use std::convert::Infallible;
 use std::future::{Future, poll_fn};
@@ -39,62 +49,59 @@ use tower_dedup::{DedupKey, Delivery, KeyExtractor, StoreError, key};
 
 use ledgers::Inner;
 
-pub(crate) type Body = Full<Bytes>;
+pub type Body = Full<Bytes>;
 
 /// The extractor of most tests.
-pub(crate) fn by_header() -> KeyExtractor {
+pub fn by_header() -> KeyExtractor {
     key::header("webhook-id").namespace("test")
 }
 
-pub(crate) fn dedup_key(id: &str) -> DedupKey {
+pub fn dedup_key(id: &str) -> DedupKey {
     DedupKey::new("test", id).unwrap()
 }
 
 /// Returns the terms of a claim under a lease of a minute, with a fresh token and a retention of an
 /// hour.
-pub(crate) fn terms() -> CallTerms {
+pub fn terms() -> CallTerms {
     CallTerms::on_completion(Token::random(), Duration::from_secs(3_600), Duration::from_secs(60))
 }
 
 /// Returns terms with the same token and retention, for a claim that is complete at once.
-pub(crate) fn on_claim(terms: &CallTerms) -> CallTerms {
+pub fn on_claim(terms: &CallTerms) -> CallTerms {
     CallTerms::on_claim(terms.token(), terms.retention())
 }
 
 /// Returns this many keys with ids of this prefix, in the order that the contract demands.
-pub(crate) fn sorted_keys(prefix: &str, count: usize) -> Vec<DedupKey> {
+pub fn sorted_keys(prefix: &str, count: usize) -> Vec<DedupKey> {
     let mut keys: Vec<_> = (0..count).map(|id| dedup_key(&format!("{prefix}-{id}"))).collect();
     keys.sort();
     keys
 }
 
 /// Returns a store in memory.
-pub(crate) fn memory() -> Arc<MemoryAdapter> {
+pub fn memory() -> Arc<MemoryAdapter> {
     Arc::new(MemoryAdapter::new())
 }
 
 /// Returns the URL of the file `dedup.db` in this folder.
-pub(crate) fn sqlite_url(dir: &Path) -> String {
+pub fn sqlite_url(dir: &Path) -> String {
     format!("sqlite://{}", dir.join("dedup.db").display())
 }
 
 /// Returns the state of [`dedup_key`], if the store has it.
-pub(crate) async fn state<A: MaintenanceAdapter + ?Sized>(
-    adapter: &A,
-    id: &str,
-) -> Option<KeyState> {
+pub async fn state<A: MaintenanceAdapter + ?Sized>(adapter: &A, id: &str) -> Option<KeyState> {
     adapter.get(&dedup_key(id)).await.unwrap().map(|entry| entry.state)
 }
 
 /// Returns the number of stored keys, with expired keys that are not purged yet.
-pub(crate) async fn rows<A: MaintenanceAdapter + ?Sized>(adapter: &A) -> u64 {
+pub async fn rows<A: MaintenanceAdapter + ?Sized>(adapter: &A) -> u64 {
     let stats = adapter.stats().await.unwrap();
     assert!(stats.is_exact, "{stats:?}");
     stats.rows
 }
 
 /// Lists keys in pages of this size. Returns the keys, and how many calls it took.
-pub(crate) async fn list<A: MaintenanceAdapter + ?Sized>(
+pub async fn list<A: MaintenanceAdapter + ?Sized>(
     adapter: &A,
     filter: &ListFilter,
     limit: u32,
@@ -112,7 +119,7 @@ pub(crate) async fn list<A: MaintenanceAdapter + ?Sized>(
 }
 
 /// Claims several keys at the same time. Returns the reply for each.
-pub(crate) async fn claim_all<A: DedupAdapter + ?Sized>(
+pub async fn claim_all<A: DedupAdapter + ?Sized>(
     adapter: &A,
     keys: &[DedupKey],
     terms: &CallTerms,
@@ -121,7 +128,7 @@ pub(crate) async fn claim_all<A: DedupAdapter + ?Sized>(
 }
 
 /// Completes several keys at the same time. Returns the reply for each.
-pub(crate) async fn complete_all<A: DedupAdapter + ?Sized>(
+pub async fn complete_all<A: DedupAdapter + ?Sized>(
     adapter: &A,
     keys: &[DedupKey],
     terms: &CallTerms,
@@ -130,7 +137,7 @@ pub(crate) async fn complete_all<A: DedupAdapter + ?Sized>(
 }
 
 /// Releases several keys at the same time.
-pub(crate) async fn release_all<A: DedupAdapter + ?Sized>(
+pub async fn release_all<A: DedupAdapter + ?Sized>(
     adapter: &A,
     keys: &[DedupKey],
     terms: &CallTerms,
@@ -139,7 +146,7 @@ pub(crate) async fn release_all<A: DedupAdapter + ?Sized>(
 }
 
 /// Returns the stored data of this key, if the key is complete.
-pub(crate) async fn stored_data<A: DedupAdapter + ?Sized>(
+pub async fn stored_data<A: DedupAdapter + ?Sized>(
     adapter: &A,
     key: &DedupKey,
 ) -> Option<StoredData> {
@@ -156,26 +163,26 @@ pub(crate) async fn stored_data<A: DedupAdapter + ?Sized>(
 }
 
 /// The reply to the first claim of a key.
-pub(crate) const FIRST: ClaimReply = ClaimReply::first(1, false);
+pub const FIRST: ClaimReply = ClaimReply::first(1, false);
 
-pub(crate) fn request(id: &str) -> Request<Body> {
+pub fn request(id: &str) -> Request<Body> {
     Request::post("/hook").header("webhook-id", id).body(Full::from("payload")).unwrap()
 }
 
 /// Returns the same request with this body.
-pub(crate) fn event(id: &str, body: &'static str) -> Request<Body> {
+pub fn event(id: &str, body: &'static str) -> Request<Body> {
     request(id).map(|_| Full::from(body))
 }
 
 /// Returns the same request for another path.
-pub(crate) fn request_to(path: &'static str, id: &str) -> Request<Body> {
+pub fn request_to(path: &'static str, id: &str) -> Request<Body> {
     let mut request = request(id);
     *request.uri_mut() = http::Uri::from_static(path);
     request
 }
 
 /// Sends one request to a clone of the service, and waits for readiness first.
-pub(crate) async fn send<S, R, B>(service: &S, request: Request<R>) -> Response<B>
+pub async fn send<S, R, B>(service: &S, request: Request<R>) -> Response<B>
 where
     S: Service<Request<R>, Response = Response<B>, Error = Infallible> + Clone,
 {
@@ -186,7 +193,7 @@ where
 }
 
 /// Sends one request as [`send`] does, from a task of its own, which returns the status.
-pub(crate) fn spawn_send<S, R, B>(service: &S, request: Request<R>) -> JoinHandle<StatusCode>
+pub fn spawn_send<S, R, B>(service: &S, request: Request<R>) -> JoinHandle<StatusCode>
 where
     S: Service<Request<R>, Response = Response<B>, Error = Infallible, Future: Send> + Clone,
     S: Send + 'static,
@@ -197,17 +204,17 @@ where
 }
 
 /// Returns the result header, if the layer itself has answered.
-pub(crate) fn result<B>(response: &Response<B>) -> Option<&str> {
+pub fn result<B>(response: &Response<B>) -> Option<&str> {
     response.headers().get("x-dedup-result").map(|value| value.to_str().unwrap())
 }
 
 /// Returns the status, and the result header if the layer itself has answered.
-pub(crate) fn answered<B>(response: &Response<B>) -> (u16, Option<&str>) {
+pub fn answered<B>(response: &Response<B>) -> (u16, Option<&str>) {
     (response.status().as_u16(), result(response))
 }
 
 /// Says, if the request has a delivery, that its handler writes nothing.
-pub(crate) fn writes_nothing<B>(request: &Request<B>) {
+fn writes_nothing<B>(request: &Request<B>) {
     if let Some(delivery) = request.extensions().get::<Delivery>() {
         delivery.nothing_to_write();
     }
@@ -215,7 +222,7 @@ pub(crate) fn writes_nothing<B>(request: &Request<B>) {
 
 /// A handler that counts its runs, answers as the test says, and has nothing to write.
 #[derive(Clone, Default)]
-pub(crate) struct Handler(Arc<State>);
+pub struct Handler(Arc<State>);
 
 #[derive(Default)]
 struct State {
@@ -230,40 +237,40 @@ struct State {
 }
 
 impl Handler {
-    pub(crate) fn runs(&self) -> usize {
+    pub fn runs(&self) -> usize {
         self.0.runs.load(Ordering::SeqCst)
     }
 
     /// Sets the status of the next run. 0 panics, 1 returns an error.
-    pub(crate) fn then(self, status: u16) -> Self {
+    pub fn then(self, status: u16) -> Self {
         self.0.statuses.lock().unwrap().push(status);
         self
     }
 
     /// Makes runs wait until [`release`](Self::release).
-    pub(crate) fn hold(&self) {
+    pub fn hold(&self) {
         *self.0.held.lock().unwrap() = true;
     }
 
-    pub(crate) fn release(&self) {
+    pub fn release(&self) {
         *self.0.held.lock().unwrap() = false;
         self.0.go.notify_waiters();
     }
 
     /// Waits until this many handlers run.
-    pub(crate) async fn running(&self, runs: usize) {
+    pub async fn running(&self, runs: usize) {
         until(|| self.0.running.load(Ordering::SeqCst) == runs).await;
     }
 
-    pub(crate) fn deliveries(&self) -> Vec<Delivery> {
+    pub fn deliveries(&self) -> Vec<Delivery> {
         self.0.deliveries.lock().unwrap().clone()
     }
 
-    pub(crate) fn last(&self) -> Delivery {
+    pub fn last(&self) -> Delivery {
         self.deliveries().pop().expect("a delivery")
     }
 
-    pub(crate) async fn run<B>(self, request: Request<B>) -> Result<Response<Body>, &'static str> {
+    pub async fn run<B>(self, request: Request<B>) -> Result<Response<Body>, &'static str> {
         let state = &self.0;
         state.runs.fetch_add(1, Ordering::SeqCst);
         state.running.fetch_add(1, Ordering::SeqCst);
@@ -297,7 +304,7 @@ impl Handler {
     }
 
     /// Returns a service that cannot fail (status 1 is not for it).
-    pub(crate) fn service<B: Send + 'static>(&self) -> impl Inner<B> {
+    pub fn service<B: Send + 'static>(&self) -> impl Inner<B> {
         let handler = self.clone();
         tower::service_fn(move |request| {
             let run = handler.clone().run(request);
@@ -306,7 +313,7 @@ impl Handler {
     }
 
     /// Returns a service that can fail.
-    pub(crate) fn fallible<B: Send + 'static>(
+    pub fn fallible<B: Send + 'static>(
         &self,
     ) -> impl Service<
         Request<B>,
@@ -323,7 +330,7 @@ impl Handler {
 
 /// Waits until `condition` holds, for a minute at most.
 #[track_caller]
-pub(crate) fn until(condition: impl Fn() -> bool) -> impl Future<Output = ()> {
+pub fn until(condition: impl Fn() -> bool) -> impl Future<Output = ()> {
     let caller = std::panic::Location::caller();
     async move {
         // By the clock of the test, which may be paused.
@@ -340,7 +347,7 @@ pub(crate) fn until(condition: impl Fn() -> bool) -> impl Future<Output = ()> {
 
 /// Polls a future this many times, whenever it is woken, then drops it: at once, or when it is
 /// woken again. Returns its output, if it completed.
-pub(crate) async fn polled<F: Future>(future: F, times: usize, again: bool) -> Option<F::Output> {
+pub async fn polled<F: Future>(future: F, times: usize, again: bool) -> Option<F::Output> {
     let (mut future, mut left) = (pin!(future), times);
     poll_fn(|cx| {
         if left == 0 {
@@ -356,15 +363,15 @@ pub(crate) async fn polled<F: Future>(future: F, times: usize, again: bool) -> O
 }
 
 /// A store that works, with faults that the test sets.
-pub(crate) type Faulty<A> = FaultyAdapter<A>;
+pub type Faulty<A> = FaultyAdapter<A>;
 
-pub(crate) type FaultyStore = Arc<Faulty<MemoryAdapter>>;
+pub type FaultyStore = Arc<Faulty<MemoryAdapter>>;
 
-pub(crate) fn faulty<A>(inner: A) -> Arc<Faulty<A>> {
+pub fn faulty<A>(inner: A) -> Arc<Faulty<A>> {
     Arc::new(Faulty::new(inner))
 }
 
 /// Returns a store in memory that works, with faults that the test sets.
-pub(crate) fn faulty_memory() -> FaultyStore {
+pub fn faulty_memory() -> FaultyStore {
     faulty(MemoryAdapter::new())
 }
