@@ -107,9 +107,11 @@ fn every_verdict_is_reported_and_the_client_gets_the_handlers_response() {
 
         let full = DedupLayer::new(by_header(), Arc::clone(&store)).max_running(0);
         assert_eq!(judged(&full.mode(Mode::Shadow), &log, request("g")).await, Verdict::Overloaded);
+        assert!(log.last("delivery").contains_key("error"));
 
         let verified = layer.clone().require_verified();
         assert_eq!(judged(&verified, &log, request("h")).await, Verdict::Unverified);
+        assert!(log.last("delivery").contains_key("error"));
         let mut marked = request("h");
         marked.extensions_mut().insert(Verified);
         assert_eq!(judged(&verified, &log, marked).await, Verdict::First);
