@@ -27,6 +27,7 @@ on_both!(
     key_and_effect_commit_together,
     failed_handler_leaves_no_effect_and_a_released_key,
     success_without_a_completion_is_uncommitted_and_runs_again,
+    success_of_which_the_store_does_not_say_whether_it_is_complete_is_503_and_runs_again,
     success_that_writes_nothing_is_completed,
     completion_after_its_retention_is_remembered_for_another,
     concurrent_duplicates_run_once,
@@ -86,6 +87,22 @@ async fn success_without_a_completion_is_uncommitted_and_runs_again<S: Shared>()
     }
     assert_eq!(send(&app, "a", "begin insert commit").await.status(), 200);
     assert_eq!(db.effects().await, ["a"]);
+}
+
+/// Another driver may have completed the event, or not.
+async fn success_of_which_the_store_does_not_say_whether_it_is_complete_is_503_and_runs_again<
+    S: Shared,
+>() {
+    let (db, world, app) = started::<S>().await;
+    let running = tokio::spawn(async move { send(&app, "a", "wait").await });
+    world.waiting(1).await;
+    db.pool.close().await;
+    world.go.notify_one();
+    assert_eq!(answered(&running.await.unwrap()), (503, Some("unavailable")));
+    db.advance(Duration::from_secs(3_600)).await;
+    let layer = DedupLayer::transactional(by_header(), db.other_adapter().await);
+    let retry = send(&super::fixture::app(&db, layer, &world), "a", "nothing").await;
+    assert_eq!((answered(&retry), world.runs()), ((200, None), 2));
 }
 
 async fn success_that_writes_nothing_is_completed<S: Shared>() {
