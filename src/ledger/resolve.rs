@@ -259,6 +259,15 @@ mod tests {
     }
 
     #[test]
+    fn unreadable_data_of_any_event_is_the_error_of_all() {
+        let kinds = [StoreErrorKind::Unavailable, StoreErrorKind::Corrupt, StoreErrorKind::Timeout];
+        let answered: Vec<_> = (events(&["a", "b", "c"]).into_iter().zip(kinds))
+            .map(|(it, kind)| Answered::first(it, Err(StoreError::new(kind, "claiming keys"))))
+            .collect();
+        assert_eq!(error(&answered).unwrap().kind(), StoreErrorKind::Corrupt);
+    }
+
+    #[test]
     fn second_identity_is_claimed_first_and_its_key_after_it() {
         let events = events(&["a+s", "b+t", "c+u", "d+v", "e+w", "f"]);
         let first = [

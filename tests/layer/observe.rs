@@ -197,6 +197,12 @@ fn every_outcome_has_its_record_and_its_metrics() {
         assert_eq!(value(&sums, "tower_dedup_unprotected_total", &["test"]), 1.0);
         is(&log.last("running unprotected: the store did not reply"), "level", "WARN");
         store.set(StoreCall::Claim, Fault::None);
+        store.set(StoreCall::Release, Fault::Fail);
+        let failing = Handler::default().then(500);
+        let row = ["failed", "INFO", "500"];
+        let (record, _) = reported(watch, test(), &failing, body("e", ""), row).await;
+        is(&record, "error", "calling a faulty adapter: the store is unavailable");
+        store.set(StoreCall::Release, Fault::None);
 
         // What is wrong with the request.
         let (record, _) = ends(test(), "  ", ["invalid_key", "WARN", "400"]).await;

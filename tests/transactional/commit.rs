@@ -28,6 +28,7 @@ on_both!(
     failed_handler_leaves_no_effect_and_a_released_key,
     success_without_a_completion_is_uncommitted_and_runs_again,
     success_of_which_the_store_does_not_say_whether_it_is_complete_is_503_and_runs_again,
+    commit_is_followed_by_no_call,
     success_that_writes_nothing_is_completed,
     completion_after_its_retention_is_remembered_for_another,
     concurrent_duplicates_run_once,
@@ -103,6 +104,18 @@ async fn success_of_which_the_store_does_not_say_whether_it_is_complete_is_503_a
     let layer = DedupLayer::transactional(by_header(), db.other_adapter().await);
     let retry = send(&super::fixture::app(&db, layer, &world), "a", "nothing").await;
     assert_eq!((answered(&retry), world.runs()), ((200, None), 2));
+}
+
+async fn commit_is_followed_by_no_call<S: Shared>() {
+    let (db, world) = (Db::<S>::create().await, World::default());
+    let layer = DedupLayer::transactional(by_header(), db.adapter());
+    let (app, handle) = (app(&db, layer.clone(), &world), layer.handle());
+    let running = tokio::spawn(async move { send(&app, "a", "begin insert commit wait").await });
+    world.waiting(1).await;
+    db.pool.close().await;
+    world.go.notify_one();
+    assert_eq!(answered(&running.await.unwrap()), (200, None));
+    assert_eq!(handle.pending_writes(), 0);
 }
 
 async fn success_that_writes_nothing_is_completed<S: Shared>() {
@@ -324,18 +337,21 @@ async fn event_completed_meanwhile_refuses_all<S: Shared>() {
     let db = Db::<S>::create().await;
     let (store, pool) = (Arc::new(db.adapter()), db.pool.clone());
     let handler = async move |event: Delivery| {
-        if event.keys().any(|key| key.id() == "x") {
-            store.complete(&dedup_key("x"), &terms()).await.unwrap();
+        for key in event.keys().filter(|key| ["x", "panic"].contains(&key.id())) {
+            store.complete(key, &terms()).await.unwrap();
         }
         let mut tx = event.begin(&pool).await?;
         S::Database::run(&mut tx, insert(event.keys().map(DedupKey::id))).await?;
-        tx.commit().await
+        let committed = tx.commit().await;
+        assert_ne!(event.id(), "panic");
+        committed
     };
     let layer = DedupLayer::transactional(by_word(), db.adapter());
     let app: Router = Router::new().route("/hook", post(handler)).layer(layer);
-    let deliver = || app.clone().oneshot(Request::post("/hook").body(Body::from("a x b")).unwrap());
-    assert_eq!(answered(&deliver().await.unwrap()), (503, None));
+    let deliver = |ids| app.clone().oneshot(Request::post("/hook").body(Body::from(ids)).unwrap());
+    assert_eq!(answered(&deliver("a x b").await.unwrap()), (503, None));
     assert!(db.effects().await.is_empty());
-    assert_eq!(answered(&deliver().await.unwrap()), (200, None));
+    assert_eq!(answered(&deliver("a x b").await.unwrap()), (200, None));
+    assert!(tokio::spawn(deliver("panic")).await.unwrap_err().is_panic());
     assert_eq!(db.effects().await, ["a", "b"]);
 }
