@@ -74,7 +74,7 @@ impl RetryJob {
     }
 
     /// Makes the calls, a few at a time: a key that the store refuses delays no other key. After `end`, no call
-    /// follows an error. Returns an error after which the job is repeated, if there is one, or else another error.
+    /// follows an error. Returns the first error.
     async fn attempt(&self, end: Instant) -> Option<StoreError> {
         let (calls, mut failed) = (&self.calls, None);
         for keys in self.keys.chunks(MOST_IN_BACKGROUND) {
@@ -90,8 +90,7 @@ impl RetryJob {
                     call::errors(replies)
                 }
             };
-            let errors = failed.into_iter().chain(errors);
-            failed = errors.min_by_key(|error| !self.repeats(error));
+            failed = failed.or_else(|| errors.into_iter().next());
         }
         failed
     }

@@ -23,6 +23,8 @@ pub(crate) struct Hooked {
     hooks: Vec<(StoreCall, bool, Hook)>,
     /// An open transaction holds each row.
     pub(crate) is_held: bool,
+    /// It stores keys only.
+    pub(crate) is_bare: bool,
 }
 
 impl Hooked {
@@ -65,7 +67,9 @@ impl Hooked {
 
 impl DedupAdapter for Hooked {
     fn abilities(&self) -> Abilities {
-        self.store.abilities()
+        let mut abilities = self.store.abilities();
+        abilities.stored_data &= !self.is_bare;
+        abilities
     }
 
     fn claim<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, ClaimReply> {

@@ -7,11 +7,13 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use http::{Request, StatusCode};
 use tower::Layer;
-use tower_dedup::adapter::contract::{CallTerms, DedupAdapter, Token};
+use tower_dedup::adapter::contract::{CallTerms, DedupAdapter, Fetch, Token};
 use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
 use tower_dedup::key::{self, Event, Extracted};
+use tower_dedup::testing::StoreCall;
 use tower_dedup::{DedupKey, DedupLayer, Delivery, KeyExtractor, OnInFlight};
 
+use crate::hooked::{BEFORE, Hooked};
 use crate::lists::words;
 use support::ledgers::Setup;
 use support::words::by_word;
@@ -29,6 +31,22 @@ fn by_id_and_change() -> KeyExtractor {
 fn event(id: &str, change: &str) -> Request<Body> {
     let request = Request::post("/hook").header("webhook-id", id).header("x-change", change);
     request.body(Body::from("payload")).unwrap()
+}
+
+#[tokio::test]
+async fn store_of_keys_only_is_asked_for_no_data() {
+    for is_bare in [true, false] {
+        let mut store = Hooked::default().on(BEFORE, StoreCall::Claim, move |key, terms| {
+            let is_with_data = terms.stored_data_for(key).is_some();
+            assert_eq!(is_with_data || terms.fetch() != Fetch::Nothing, !is_bare);
+            async { Ok(()) }
+        });
+        store.is_bare = is_bare;
+        let service =
+            DedupLayer::new(by_id_and_change(), store).layer(Handler::default().service());
+        assert_eq!(result(&send(&service, event("a", "1")).await), None);
+        assert_eq!(result(&send(&service, event("b", "1")).await), Some("duplicate"));
+    }
 }
 
 /// Two ids report each change. Layers with connections of their own are processes that share nothing else. Of two
