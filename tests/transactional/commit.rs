@@ -14,8 +14,10 @@ use futures_util::future::join_all;
 use tower::ServiceExt;
 use tower_dedup::adapter::contract::{CallTerms, DedupAdapter, Token};
 use tower_dedup::adapter::inspect::{ForgetReply, KeyState, MaintenanceAdapter};
+use tower_dedup::testing::{Fault, FaultyAdapter, StoreCall};
 use tower_dedup::{
-    DedupKey, DedupLayer, Deduplicator, Delivery, OnInFlight, RunError, RunOutcome, StoreErrorKind,
+    DedupKey, DedupLayer, Deduplicator, Delivery, OnInFlight, OnUnavailable, RunError, RunOutcome,
+    StoreErrorKind,
 };
 
 use super::fixture::{CONNECTIONS, Db, World, app, on_both, send, started, transactional};
@@ -29,6 +31,7 @@ on_both!(
     success_without_a_completion_is_uncommitted_and_runs_again,
     success_of_which_the_store_does_not_say_whether_it_is_complete_is_503_and_runs_again,
     commit_is_followed_by_no_call,
+    unprotected_run_commits_its_effects_alone,
     success_that_writes_nothing_is_completed,
     completion_after_its_retention_is_remembered_for_another,
     concurrent_duplicates_run_once,
@@ -116,6 +119,16 @@ async fn commit_is_followed_by_no_call<S: Shared>() {
     world.go.notify_one();
     assert_eq!(answered(&running.await.unwrap()), (200, None));
     assert_eq!(handle.pending_writes(), 0);
+}
+
+async fn unprotected_run_commits_its_effects_alone<S: Shared>() {
+    let (db, world) = (Db::<S>::create().await, World::default());
+    let store = FaultyAdapter::new(db.adapter());
+    store.set(StoreCall::Claim, Fault::Fail);
+    let layer = DedupLayer::new(by_header(), store).on_unavailable(OnUnavailable::FailOpen);
+    let app = app(&db, layer, &world);
+    assert_eq!(answered(&send(&app, "a", "begin insert commit").await), (200, None));
+    assert_eq!((db.effects().await, world.last().is_unprotected()), (vec!["a".to_owned()], true));
 }
 
 async fn success_that_writes_nothing_is_completed<S: Shared>() {
