@@ -127,8 +127,11 @@ async fn unprotected_run_commits_its_effects_alone<S: Shared>() {
     store.set(StoreCall::Claim, Fault::Fail);
     let layer = DedupLayer::new(by_header(), store).on_unavailable(OnUnavailable::FailOpen);
     let app = app(&db, layer, &world);
-    assert_eq!(answered(&send(&app, "a", "begin insert commit").await), (200, None));
-    assert_eq!((db.effects().await, world.last().is_unprotected()), (vec!["a".to_owned()], true));
+    for (id, script) in [("a", "begin insert commit"), ("b", "begin insert complete commit")] {
+        assert_eq!(answered(&send(&app, id, script).await), (200, None), "{script}");
+        assert!(world.last().is_unprotected());
+    }
+    assert_eq!(db.effects().await, ["a", "b"]);
 }
 
 async fn success_that_writes_nothing_is_completed<S: Shared>() {
