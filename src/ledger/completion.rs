@@ -413,3 +413,17 @@ impl std::error::Error for CommitError {
         self.source.as_deref().map(|source| source as _)
     }
 }
+
+#[cfg(all(test, any(feature = "postgres", feature = "sqlite")))]
+mod tests {
+    use std::io;
+
+    use super::*;
+
+    #[test]
+    fn commit_without_a_reply_has_an_unknown_outcome() {
+        let lost = || sqlx::Error::Io(io::ErrorKind::ConnectionReset.into());
+        assert_eq!(CommitError::of_commit(lost()).kind(), CommitErrorKind::Unknown);
+        assert_eq!(CommitError::from(lost()).kind(), CommitErrorKind::Unavailable);
+    }
+}
