@@ -421,9 +421,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn commit_without_a_reply_has_an_unknown_outcome() {
+    fn error_has_its_kind_and_its_source() {
         let lost = || sqlx::Error::Io(io::ErrorKind::ConnectionReset.into());
-        assert_eq!(CommitError::of_commit(lost()).kind(), CommitErrorKind::Unknown);
-        assert_eq!(CommitError::from(lost()).kind(), CommitErrorKind::Unavailable);
+        let of_store = |kind| CommitError::from(StoreError::new(kind, "completing"));
+        for (error, kind) in [
+            (CommitError::of_commit(lost()), CommitErrorKind::Unknown),
+            (lost().into(), CommitErrorKind::Unavailable),
+            (of_store(StoreErrorKind::Unsupported), CommitErrorKind::Config),
+            (of_store(StoreErrorKind::Timeout), CommitErrorKind::Unavailable),
+        ] {
+            assert_eq!(error.kind(), kind);
+            assert!(std::error::Error::source(&error).is_some(), "{error}");
+        }
     }
 }
