@@ -1,6 +1,7 @@
 //! Events with two identities. Of the deliveries of one event one runs: in several processes at once, under every ledger.
 
 use std::collections::HashMap;
+use std::future::ready;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -36,16 +37,24 @@ fn event(id: &str, change: &str) -> Request<Body> {
 #[tokio::test]
 async fn store_of_keys_only_is_asked_for_no_data() {
     for is_bare in [true, false] {
-        let mut store = Hooked::default().on(BEFORE, StoreCall::Claim, move |key, terms| {
+        let check = move |key: &DedupKey, terms: &CallTerms| {
             let is_with_data = terms.stored_data_for(key).is_some();
             assert_eq!(is_with_data || terms.fetch() != Fetch::Nothing, !is_bare);
-            async { Ok(()) }
-        });
+            ready(Ok(()))
+        };
+        let store = Hooked::default().on(BEFORE, StoreCall::Claim, check);
+        let mut store = store.on(BEFORE, StoreCall::Complete, check);
         store.is_bare = is_bare;
-        let service =
-            DedupLayer::new(by_id_and_change(), store).layer(Handler::default().service());
-        assert_eq!(result(&send(&service, event("a", "1")).await), None);
-        assert_eq!(result(&send(&service, event("b", "1")).await), Some("duplicate"));
+        let store = Arc::new(store);
+        let deliver = async |key: KeyExtractor, id| {
+            let service = DedupLayer::new(key, Arc::clone(&store));
+            let sent = send(&service.layer(Handler::default().service()), event(id, "1")).await;
+            result(&sent).map(str::to_owned)
+        };
+        assert_eq!(deliver(by_id_and_change(), "a").await, None);
+        assert_eq!(deliver(by_id_and_change(), "b").await.as_deref(), Some("duplicate"));
+        let handshake = by_header().content_identity().handshake_when(|_| true);
+        assert_eq!(deliver(handshake, "c").await.as_deref(), Some("handshake"));
     }
 }
 
