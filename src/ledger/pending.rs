@@ -103,3 +103,19 @@ impl<T> Drop for PendingGuard<T> {
         self.pending.count.store(pending.len(), Ordering::Release);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ended_work_leaves_nothing_behind() {
+        let (pending, key) = (Arc::new(Pending::default()), DedupKey::new("n", "a").unwrap());
+        let add = |token: [u8; 16]| pending.add([key.clone()].into(), token.into(), ());
+        let (first, second) = (add([1; 16]), add([2; 16]));
+        drop(first);
+        assert!(pending.any(&key, |_, ()| true));
+        drop(second);
+        assert!(pending.is_empty() && pending.lock().is_empty());
+    }
+}

@@ -112,7 +112,9 @@ async fn release_that_never_succeeds_is_reported() {
 
 async fn gives_up(worker: &Deduplicator<impl Ledger>) {
     let (log, _guard) = Log::of_this_thread();
+    assert_eq!(worker.pending_writes(), 1);
     worker.drain().await;
+    assert_eq!(worker.pending_writes(), 0);
     let record = log.last("gave up in the background");
     assert_eq!(record["level"], "ERROR");
     assert!(record["error"].starts_with("calling a faulty adapter"), "{record:?}");

@@ -178,9 +178,12 @@ async fn handshake_with_a_list_uses_up_each_of_its_bodies() {
     let events = key::each("/events", key::header("webhook-id").and(key::json("/id")));
     let events = events.namespace("test").content_identity();
     let keys = events.handshake_when(|request| request.headers().contains_key("x-ping"));
-    let service = DedupLayer::new(keys, Arc::clone(&store)).layer(handler.service());
+    let layer = DedupLayer::new(keys, Arc::clone(&store));
+    let service = layer.layer(handler.service());
     let list = r#"{"events": [{"id": 1}, {"id": 2}]}"#;
-    assert_eq!(answered(&send(&service, ping(list)).await), (200, Some("handshake")));
+    // A body each.
+    let bounded = layer.max_keys(2).layer(handler.service());
+    assert_eq!(answered(&send(&bounded, ping(list)).await), (200, Some("handshake")));
     assert_eq!(answered(&send(&service, event("id-1", list)).await), (200, Some("duplicate")));
     // No list, and so no event.
     assert_eq!(answered(&send(&service, ping("ping")).await), (200, Some("handshake")));
