@@ -1,18 +1,21 @@
 //! `Deduplicator`: keys after a dropped future, and leases of several runtimes.
 
-use std::future::pending;
+use std::convert::Infallible;
+use std::future::{pending, ready};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
+use bytes::Bytes;
 use futures_util::future::BoxFuture;
-use tower_dedup::adapter::contract::{CallTerms, ClaimReply, DedupAdapter, Token};
+use tower_dedup::adapter::contract::{CallTerms, ClaimReply, DedupAdapter, Fetch, Token};
 use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
 use tower_dedup::key::Event;
 use tower_dedup::ledger::Ledger;
 use tower_dedup::testing::{Fault, StoreCall};
-use tower_dedup::{Deduplicator, Delivery, RunError, RunOutcome};
+use tower_dedup::{Deduplicator, Delivery, RunError, RunOutcome, StoreError, StoreErrorKind};
 
+use crate::hooked::{BEFORE, Hooked};
 use crate::metrics::work;
 use support::log::Log;
 use support::{FaultyStore, dedup_key, faulty_memory as store, polled, until};
@@ -255,4 +258,20 @@ async fn deduplicator_with_an_invalid_setting_runs_nothing() {
         assert_eq!(error.kind(), tower_dedup::StoreErrorKind::Config);
         assert!(invalid.checked().is_err());
     }
+}
+
+#[tokio::test]
+async fn store_of_keys_only_compares_no_payload() {
+    let mut store = Hooked::default().on(BEFORE, StoreCall::Claim, |_, terms| {
+        assert_eq!(terms.fetch(), Fetch::Nothing);
+        ready(Ok(()))
+    });
+    store.is_bare = true;
+    let worker = Deduplicator::new(store);
+    let run = async |event: Event| worker.run(event, async |_| Ok::<_, Infallible>(())).await;
+    assert!(matches!(run(Event::new(dedup_key("a"))).await, Ok(RunOutcome::First(()))));
+    let error =
+        run(Event::new(dedup_key("b")).with_payload(Bytes::from("payload"))).await.unwrap_err();
+    let source = std::error::Error::source(&error).and_then(|it| it.downcast_ref::<StoreError>());
+    assert_eq!(source.map(StoreError::kind), Some(StoreErrorKind::Unsupported), "{error:?}");
 }
