@@ -370,6 +370,7 @@ async fn each_of_two_nested_layers_does_what_its_mode_says() {
     use Mode::{Enforce, Off, Shadow};
     for (outer, inner, runs, claims, verdict) in [
         (Off, Enforce, 1, 2, "first"),
+        (Off, Shadow, 2, 2, "duplicate"),
         (Shadow, Enforce, 1, 3, "first"),
         // They judge a delivery once.
         (Shadow, Shadow, 2, 2, "duplicate"),
