@@ -538,3 +538,12 @@ async fn background_write_is_recorded_as_what_it_did() {
         assert_eq!(records, [(message, operation)]);
     }
 }
+
+/// The task that renews the leases ends with the last of them.
+#[tokio::test(start_paused = true)]
+async fn no_task_is_left_when_no_delivery_runs() {
+    let service = DedupLayer::new(by_header(), store()).layer(Handler::default().service());
+    send(&service, request("a")).await;
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert_eq!(tokio::runtime::Handle::current().metrics().num_alive_tasks(), 0);
+}
