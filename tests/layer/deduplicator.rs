@@ -250,12 +250,10 @@ async fn deduplicator_with_an_invalid_setting_runs_nothing() {
         dedup().handler_timeout(Duration::ZERO),
     ] {
         let ran = invalid
-            .run(tower_dedup::DedupKey::new("n", "a").unwrap(), async |_| {
-                Ok::<_, std::convert::Infallible>(())
-            })
+            .run(tower_dedup::DedupKey::new("n", "a").unwrap(), async |_| Ok::<_, Infallible>(()))
             .await;
         let Err(RunError::Store(error)) = ran else { panic!("{ran:?}") };
-        assert_eq!(error.kind(), tower_dedup::StoreErrorKind::Config);
+        assert_eq!(error.kind(), StoreErrorKind::Config);
         assert!(invalid.checked().is_err());
     }
 }
