@@ -31,6 +31,7 @@ on_both!(
     success_without_a_completion_is_uncommitted_and_runs_again,
     success_of_which_the_store_does_not_say_whether_it_is_complete_is_503_and_runs_again,
     commit_is_followed_by_no_call,
+    lease_that_a_commit_has_ended_is_not_lost,
     unprotected_run_commits_its_effects_alone,
     success_that_writes_nothing_is_completed,
     completion_after_its_retention_is_remembered_for_another,
@@ -119,6 +120,19 @@ async fn commit_is_followed_by_no_call<S: Shared>() {
     world.go.notify_one();
     assert_eq!(answered(&running.await.unwrap()), (200, None));
     assert_eq!(handle.pending_writes(), 0);
+}
+
+async fn lease_that_a_commit_has_ended_is_not_lost<S: Shared>() {
+    let (db, world) = (Db::<S>::create().await, World::default());
+    let layer = DedupLayer::transactional(by_header(), db.adapter()).lease(Duration::from_secs(6));
+    let app = app(&db, layer, &world);
+    let running = tokio::spawn(async move { send(&app, "a", "begin insert commit wait").await });
+    world.waiting(1).await;
+    // A lease is renewed after a third.
+    tokio::time::sleep(Duration::from_millis(2_500)).await;
+    world.go.notify_one();
+    assert_eq!(answered(&running.await.unwrap()), (200, None));
+    assert!(!world.last().lease_lost());
 }
 
 async fn unprotected_run_commits_its_effects_alone<S: Shared>() {
