@@ -29,7 +29,7 @@ on_both!(
     key_and_effect_commit_together,
     failed_handler_leaves_no_effect_and_a_released_key,
     success_without_a_completion_is_uncommitted_and_runs_again,
-    success_of_which_the_store_does_not_say_whether_it_is_complete_is_503_and_runs_again,
+    success_that_the_store_cannot_confirm_is_503_and_runs_again,
     commit_is_followed_by_no_call,
     lease_that_a_commit_has_ended_is_not_lost,
     unprotected_run_commits_its_effects_alone,
@@ -95,15 +95,10 @@ async fn success_without_a_completion_is_uncommitted_and_runs_again<S: Shared>()
 }
 
 /// Another driver may have completed the event, or not.
-async fn success_of_which_the_store_does_not_say_whether_it_is_complete_is_503_and_runs_again<
-    S: Shared,
->() {
+async fn success_that_the_store_cannot_confirm_is_503_and_runs_again<S: Shared>() {
     let (db, world, app) = started::<S>().await;
-    let running = tokio::spawn(async move { send(&app, "a", "wait").await });
-    world.waiting(1).await;
-    db.pool.close().await;
-    world.go.notify_one();
-    assert_eq!(answered(&running.await.unwrap()), (503, Some("unavailable")));
+    let answer = world.send_beside(&app, "wait", async || db.pool.close().await).await;
+    assert_eq!(answered(&answer), (503, Some("unavailable")));
     db.advance(Duration::from_secs(3_600)).await;
     let layer = DedupLayer::transactional(by_header(), db.other_adapter().await);
     let retry = send(&super::fixture::app(&db, layer, &world), "a", "nothing").await;
@@ -114,11 +109,9 @@ async fn commit_is_followed_by_no_call<S: Shared>() {
     let (db, world) = (Db::<S>::create().await, World::default());
     let layer = DedupLayer::transactional(by_header(), db.adapter());
     let (app, handle) = (app(&db, layer.clone(), &world), layer.handle());
-    let running = tokio::spawn(async move { send(&app, "a", "begin insert commit wait").await });
-    world.waiting(1).await;
-    db.pool.close().await;
-    world.go.notify_one();
-    assert_eq!(answered(&running.await.unwrap()), (200, None));
+    let answer =
+        world.send_beside(&app, "begin insert commit wait", async || db.pool.close().await).await;
+    assert_eq!(answered(&answer), (200, None));
     assert_eq!(handle.pending_writes(), 0);
 }
 
@@ -126,12 +119,10 @@ async fn lease_that_a_commit_has_ended_is_not_lost<S: Shared>() {
     let (db, world) = (Db::<S>::create().await, World::default());
     let layer = DedupLayer::transactional(by_header(), db.adapter()).lease(Duration::from_secs(6));
     let app = app(&db, layer, &world);
-    let running = tokio::spawn(async move { send(&app, "a", "begin insert commit wait").await });
-    world.waiting(1).await;
     // A lease is renewed after a third.
-    tokio::time::sleep(Duration::from_millis(2_500)).await;
-    world.go.notify_one();
-    assert_eq!(answered(&running.await.unwrap()), (200, None));
+    let renewed = async || tokio::time::sleep(Duration::from_millis(2_500)).await;
+    let answer = world.send_beside(&app, "begin insert commit wait", renewed).await;
+    assert_eq!(answered(&answer), (200, None));
     assert!(!world.last().lease_lost());
 }
 

@@ -11,7 +11,7 @@ use axum::extract::{Request, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
-use futures_util::future::BoxFuture;
+use futures_util::future::{BoxFuture, join};
 use sqlx::pool::PoolOptions;
 use sqlx::{Connection, Pool};
 use tokio::sync::Notify;
@@ -79,6 +79,21 @@ impl World {
 
     pub(super) async fn waiting(&self, handlers: usize) {
         until(|| self.waiting.load(Ordering::SeqCst) == handlers).await;
+    }
+
+    /// Delivers the event `a`. While its handler waits, does `other`.
+    pub(super) async fn send_beside(
+        &self,
+        app: &Router,
+        script: &str,
+        other: impl AsyncFnOnce(),
+    ) -> Response {
+        let beside = async {
+            self.waiting(1).await;
+            other().await;
+            self.go.notify_one();
+        };
+        join(send(app, "a", script), beside).await.0
     }
 
     pub(super) fn last(&self) -> Delivery {
