@@ -25,9 +25,6 @@ use support::{
     FIRST, answered, by_header, claim_all, dedup_key, on_claim, rows, sqlite_url, terms,
 };
 
-/// The words of the whole guide, code included, as `wc -w` counts them.
-const MOST_WORDS: usize = 15_000;
-
 /// Returns the SQL of the guide that contains these words.
 fn sql(words: &str) -> String {
     let pages = ["incidents", "transactions", "production"].map(read).into_iter();
@@ -340,12 +337,6 @@ pub(super) fn sections(text: &str) -> Vec<String> {
         letters.collect::<String>().replace(' ', "-")
     };
     text.lines().filter(is_heading).map(anchor).collect()
-}
-
-#[test]
-fn guide_has_at_most_15_000_words() {
-    let words: usize = texts().map(|(_, text)| text.split_whitespace().count()).sum();
-    assert!(words <= MOST_WORDS, "{words} words");
 }
 
 fn root() -> &'static Path {

@@ -14,12 +14,6 @@ fn program_is_the_example_hello() {
 }
 
 #[test]
-fn readme_has_at_most_800_words_beside_its_code() {
-    let words = README.split("```").step_by(2).flat_map(str::split_whitespace).count();
-    assert!(words <= 800, "{words} words");
-}
-
-#[test]
 fn number_of_presets_is_right() {
     let all = tower_dedup::provider::ALL.len();
     for words in [format!("| {all} presets |"), format!("{} more senders", all - 3)] {
