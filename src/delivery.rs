@@ -277,6 +277,11 @@ impl Delivery {
         self.verdict() != Verdict::Off && self.runs(key)
     }
 
+    /// Returns `true` if the layer does not enforce its verdict.
+    pub(crate) fn is_unenforced(&self) -> bool {
+        self.0.unenforced.is_some()
+    }
+
     /// Returns `true` if this event is one of [`keys`](Self::keys).
     pub(crate) fn runs(&self, key: &DedupKey) -> bool {
         self.event(key).is_some()

@@ -57,8 +57,16 @@ pub trait CompletionConnection: Connection + Sealed {
 /// What an error of a handler's transaction means.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fault {
-    /// A completion was refused: its text begins so.
-    Refused,
+    /// A completion was refused: an event is complete already.
+    AlreadyComplete,
+    /// A completion was refused: an event has no row.
+    MissingRow,
+    /// A completion was refused: its transaction has ended.
+    Ended,
+    /// A completion was refused: nothing was written before it.
+    Unwritten,
+    /// The session, or its transaction, is read-only.
+    ReadOnly,
     /// The database is busy, or another transaction was in the way. Nothing was written.
     InTheWay,
     /// The database is away. The outcome is unknown.
@@ -67,8 +75,13 @@ pub(crate) enum Fault {
     Statement,
 }
 
-/// The start of the text of a refusal.
-const REFUSAL: &str = "tower_dedup: ";
+/// The texts of the refusals, of which each begins so.
+const REFUSALS: [(&str, Fault); 4] = [
+    ("tower_dedup: nothing was written", Fault::Unwritten),
+    ("tower_dedup: the transaction has ended", Fault::Ended),
+    ("tower_dedup: an event has no row", Fault::MissingRow),
+    ("tower_dedup: ", Fault::AlreadyComplete),
+];
 
 /// Returns what an error of sqlx means.
 ///
@@ -89,8 +102,10 @@ pub(crate) fn fault(error: &sqlx::Error) -> Fault {
     };
     let code = error.code().unwrap_or_default();
     // Bad input has the same codes.
-    if matches!(&*code, "22P02" | "1") && error.message().contains(REFUSAL) {
-        return Fault::Refused;
+    if matches!(&*code, "22P02" | "1")
+        && let Some((_, refusal)) = REFUSALS.iter().find(|(text, _)| error.message().contains(text))
+    {
+        return *refusal;
     }
     match &*code {
         "40003" => Fault::Away,
@@ -98,8 +113,9 @@ pub(crate) fn fault(error: &sqlx::Error) -> Fault {
         code if code.len() == 5 => match &code[..2] {
             "40" | "53" | "55" => Fault::InTheWay,
             "08" | "57" | "58" | "XX" => Fault::Away,
-            // A standby; a transaction that was idle or open for too long.
-            _ if matches!(code, "25006" | "25P03" | "25P04") => Fault::InTheWay,
+            "25" if code == "25006" => Fault::ReadOnly,
+            // A transaction that was idle or open for too long.
+            _ if matches!(code, "25P03" | "25P04") => Fault::InTheWay,
             _ => Fault::Statement,
         },
         code => match code.parse::<i32>().map(|extended| extended & 0xff) {

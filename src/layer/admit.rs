@@ -115,8 +115,17 @@ where
                 return Dispatch::Ended(self.answer(outcome));
             }
         };
+        let outer = self.head.extensions.get::<Delivery>();
         if is_nested {
+            if let (Some(outer), true) = (outer, self.layer.ledger.demands_commit()) {
+                outer.demand_commit();
+            }
             return self.forward_nested();
+        }
+        if !self.keys.is_empty() && outer.is_some_and(Delivery::demands_commit) {
+            // The handler's transaction would complete the events of this layer, and never those of the outer one.
+            self.report.error = Some(TWO_DEMANDS.into());
+            return Dispatch::Ended(self.answer(Outcome::Uncommitted));
         }
         self.open_span();
         self.permit = self.layer.gate.running.try_acquire();
@@ -344,6 +353,8 @@ impl<S, L, B> Run<S, L, B> {
     }
 }
 
+const TWO_DEMANDS: &str = "an outer layer demands a commit of its own event: put both keys into one layer, as key and \
+                           second identity, or set this layer to shadow";
 const NOT_VERIFIED: &str = "the request has no extension `Verified`";
 
 /// Returns an error if `read` panics: a closure of the key must not replace the response by its panic, and the

@@ -420,6 +420,10 @@ fn extend(
                 // The layer completes the events as under a lease.
                 claim.nothing_to_write();
             }
+            if extensions.get::<Delivery>().is_some_and(|outer| !outer.is_unenforced()) {
+                // The outer layer decides what runs, and its events are completed in the handler's transaction.
+                return;
+            }
             ledger.unenforced(keys.events(), verdict, claim)
         }
         (Judged::InShadow(_), _) => return,

@@ -52,7 +52,8 @@ pub enum Mode {
     ///    [`verdict`](crate::Delivery::verdict). A request without a valid key has the SHA-256 of its
     ///    body as its key, which is never claimed. If the body is empty too, or the namespace or scope is
     ///    missing, there is no `Delivery`, and axum's extractor refuses the request as it does without the
-    ///    layer. This `Delivery` replaces that of an outer layer with other keys.
+    ///    layer. Inside a layer that enforces its verdict, with other keys, the handler keeps the `Delivery` of the
+    ///    outer layer: it decides what runs, and a transaction completes its events.
     /// 8. No other layer with the same namespace may be inside: it would let the deliveries through whose
     ///    claim this layer holds.
     Shadow,

@@ -146,6 +146,9 @@ impl AnyLedger {
             (Delivery(Arc::new(Inner::new(new, run, is_unprotected, None, ()))), None)
         } else {
             let held = Held::new(held, claims.calls.clone());
+            if self.demands_commit() {
+                held.demands_commit.note();
+            }
             let lease = Arc::new(Inner::new(new, run, is_unprotected, None, held));
             let delivery = Delivery(Arc::<Inner<Held>>::clone(&lease));
             (delivery, Some(Claim::start(&self.0, lease, claimed_at)))
@@ -216,6 +219,11 @@ impl AnyLedger {
         check(retention >= lease, "retention", "at least the lease", retention)?;
         let completes = *permanent == Permanent::Lease || abilities.completion;
         needs(completes, "the adapter completes no events in a handler's transaction")
+    }
+
+    /// Returns `true` if a success must have completed its events in a transaction.
+    pub(crate) fn demands_commit(&self) -> bool {
+        self.0.permanent == Permanent::Transactional
     }
 
     /// Returns `true` if the adapter stores payload digests and responses.

@@ -18,9 +18,7 @@ use std::sync::Arc;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 use sqlx::{Database, Pool, Transaction};
 
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
-use super::held::{COMMITTED, REFUSED};
-use super::held::{Held, NOTHING};
+use super::held::{Effect, Held};
 use crate::adapter::contract::{Completion, StoredResponse};
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 use crate::adapter::sqlx_transaction::{
@@ -71,13 +69,12 @@ impl Delivery {
         let held = self.held()?;
         let mark = mark(held);
         let completion = held.completion(self.completes(), Some(&mark))?;
+        // Before the transaction begins: an error that the handler ignores is no success.
+        held.say(Effect::Begun);
         let begun = begin::<_, CommitError>(pool, &completion, &mark).await?;
         let (transaction, turn) = begun.ok_or_else(|| {
-            let fault = "the pool leads to another kind of database than the store";
-            CommitError::new(CommitErrorKind::Config, fault)
+            CommitError::config("the pool leads to another kind of database than the store")
         })?;
-        // The handler writes after all.
-        held.unset(NOTHING);
         let event = self.clone();
         Ok(DedupTx { transaction, event, completion, is_early: false, _turn: turn })
     }
@@ -92,7 +89,12 @@ impl Delivery {
     ///
     /// [`CommitErrorKind::Config`] for a store that completes no events in a transaction.
     pub fn completion(&self) -> Result<Completion, CommitError> {
-        Ok(self.held()?.completion(self.completes(), None)?)
+        let (held, keys) = (self.held()?, self.completes());
+        let completion = held.completion(keys, None)?;
+        if !keys.is_empty() {
+            held.say(Effect::Begun);
+        }
+        Ok(completion)
     }
 
     /// Completes the events of this delivery in a transaction of sqlx that the handler has begun.
@@ -103,8 +105,8 @@ impl Delivery {
     ///
     /// # Errors
     ///
-    /// [`CommitErrorKind::Refused`] if an event is complete already, or, on Postgres, nothing was written before in
-    /// this transaction. Otherwise the errors of the database. On Postgres the transaction is aborted then; on SQLite
+    /// [`CommitErrorKind::AlreadyComplete`] or [`CommitErrorKind::MissingRow`]; on Postgres [`CommitErrorKind::Config`]
+    /// if nothing was written before in this transaction. Otherwise the errors of the database. On Postgres the transaction is aborted then; on SQLite
     /// roll it back.
     #[cfg(any(feature = "postgres", feature = "sqlite"))]
     pub async fn complete_in<C: CompletionConnection>(
@@ -113,14 +115,27 @@ impl Delivery {
     ) -> Result<(), CommitError> {
         let completion = self.completion()?;
         let ran = connection.finds(&completion.sql, completion.parameter()).await;
-        self.noting_refusal(ran.map(drop).map_err(CommitError::from))
+        self.held()?.has_completed.note();
+        self.noting_refusal(ran.map(drop).map_err(CommitError::of_completion))
     }
 
     /// Says that the handler writes nothing for this delivery, as for an event of a type that it ignores. The layer then
     /// completes the events as under a lease, and demands no transaction. A later [`begin`](Self::begin) takes it back.
     pub fn nothing_to_write(&self) {
         if let Ok(held) = self.held() {
-            held.set(NOTHING);
+            held.say(Effect::Nothing);
+        }
+    }
+
+    /// Returns `true` if the layer that runs this delivery demands a commit of it.
+    pub(crate) fn demands_commit(&self) -> bool {
+        !self.is_unenforced() && self.held().is_ok_and(|held| held.demands_commit.is_known())
+    }
+
+    /// Demands a commit of this delivery, as its own layer does under the transactional ledger.
+    pub(crate) fn demand_commit(&self) {
+        if let (false, Ok(held)) = (self.is_unenforced(), self.held()) {
+            held.demands_commit.note();
         }
     }
 
@@ -139,8 +154,7 @@ impl Delivery {
     fn held(&self) -> Result<&Held, CommitError> {
         let held = (self.of_ledger() as &dyn Any).downcast_ref::<Held>();
         held.ok_or_else(|| {
-            let fault = "this ledger completes no events in a handler's transaction";
-            CommitError::new(CommitErrorKind::Config, fault)
+            CommitError::config("on arrival, an event is complete before its handler runs")
         })
     }
 
@@ -155,9 +169,9 @@ impl Delivery {
     #[cfg(any(feature = "postgres", feature = "sqlite"))]
     fn noting_refusal<T>(&self, result: Result<T, CommitError>) -> Result<T, CommitError> {
         if let (Err(error), Ok(held)) = (&result, self.held())
-            && error.kind == CommitErrorKind::Refused
+            && error.kind == CommitErrorKind::AlreadyComplete
         {
-            held.set(REFUSED);
+            held.is_refused.note();
         }
         result
     }
@@ -212,26 +226,31 @@ impl<DB: CompletionDatabase> DedupTx<DB> {
     ///
     /// # Errors
     ///
-    /// [`CommitErrorKind::Refused`] if an event is complete already, or if this transaction has ended: it is rolled
-    /// back. [`CommitErrorKind::Unknown`] if the COMMIT has no reply. Otherwise the errors of the database: nothing was
+    /// [`CommitErrorKind::AlreadyComplete`], [`CommitErrorKind::MissingRow`] or [`CommitErrorKind::TransactionEnded`]:
+    /// the transaction is rolled back. [`CommitErrorKind::Unknown`] if the COMMIT has no reply. Otherwise the errors of the database: nothing was
     /// committed. Return the error: the layer answers for you, and releases the events unless they are complete.
     ///
     /// # Cancel safety
     ///
     /// Dropped before the COMMIT is sent, the transaction is rolled back. Dropped later, the database decides.
     pub async fn commit(mut self) -> Result<(), CommitError> {
-        let is_checked = self.is_early;
-        let completed = if is_checked { self.check().await } else { self.write(true).await };
-        if let Err(error) = completed {
+        if let Err(error) = self.complete_last().await {
             // An error of the rollback changes nothing: a connection that is lost rolls back, too.
             let _ = self.transaction.rollback().await;
             return Err(error);
         }
         self.transaction.commit().await.map_err(CommitError::of_commit)?;
-        if let (Ok(held), false) = (self.event.held(), self.event.completes().is_empty()) {
-            held.set(COMMITTED);
-        }
+        let is_held = !self.event.completes().is_empty();
+        self.event.held()?.say(if is_held { Effect::Committed } else { Effect::Unsaid });
         Ok(())
+    }
+
+    async fn complete_last(&mut self) -> Result<(), CommitError> {
+        let is_completed = self.event.held()?.has_completed.is_known();
+        if (self.is_early || is_completed) && self.stands().await? {
+            return Ok(());
+        }
+        if self.is_early { Err(CommitError::ended()) } else { self.write(true).await }
     }
 
     /// Completes the events now, before more statements of the handler.
@@ -247,12 +266,18 @@ impl<DB: CompletionDatabase> DedupTx<DB> {
         self.write(false).await
     }
 
-    /// Rolls back now. Dropping does the same in the background.
+    /// Rolls back now, because the handler writes nothing after all.
+    ///
+    /// Under [`DedupLayer::new`](crate::DedupLayer::new), a success then completes the events, and needs no commit.
+    /// Under [`DedupLayer::transactional`](crate::DedupLayer::transactional), call
+    /// [`nothing_to_write`](Delivery::nothing_to_write), too. Dropping rolls back in the background, and a success is
+    /// `uncommitted`.
     ///
     /// # Errors
     ///
     /// The errors of the database; nothing was committed.
     pub async fn rollback(self) -> Result<(), CommitError> {
+        self.event.held()?.say(Effect::Unsaid);
         Ok(self.transaction.rollback().await?)
     }
 
@@ -267,24 +292,22 @@ impl<DB: CompletionDatabase> DedupTx<DB> {
             // The handler may have set it after the beginning.
             *completion = held.completion(keys, Some(&mark(held)))?;
         }
-        let written = async {
-            let is_written = connection.completes(completion, is_last).await?;
-            CommitError::refused_unless(is_written)
-        };
-        event.noting_refusal(written.await)
+        let written = connection.completes(completion, is_last).await;
+        let written = written.map_err(CommitError::of_completion);
+        event.noting_refusal(
+            written.and_then(|is_open| if is_open { Ok(()) } else { Err(CommitError::ended()) }),
+        )
     }
 
-    /// Checks that this transaction still has the completion that was written early.
-    async fn check(&mut self) -> Result<(), CommitError> {
+    /// Returns `true` if this transaction has completed the events, and its completion was not undone.
+    async fn stands(&mut self) -> Result<bool, CommitError> {
         let Self { transaction, event, completion, .. } = self;
         if event.completes().is_empty() {
-            return Ok(());
+            return Ok(true);
         }
-        let stands = match &completion.own {
-            Some(own) => transaction.finds(&own.check, completion.parameter()).await?,
-            None => false,
-        };
-        event.noting_refusal(CommitError::refused_unless(stands))
+        let Some(own) = &completion.own else { return Ok(false) };
+        let found = transaction.finds(&own.check, completion.parameter()).await;
+        found.map_err(CommitError::of_completion)
     }
 }
 
@@ -319,6 +342,9 @@ impl<DB: CompletionDatabase> fmt::Debug for DedupTx<DB> {
 #[derive(Debug)]
 pub struct CommitError {
     kind: CommitErrorKind,
+    /// What was done.
+    operation: &'static str,
+    fact: &'static str,
     source: Option<BoxError>,
 }
 
@@ -326,36 +352,54 @@ pub struct CommitError {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum CommitErrorKind {
-    /// An event is complete already or has no row, or the transaction has ended. Nothing was committed. If the events
-    /// are complete, the layer answers as for a duplicate.
-    Refused,
+    /// An event is complete already. Nothing was committed. If all events are complete, the layer answers as for a
+    /// duplicate.
+    AlreadyComplete,
+    /// An event has no row: the pool leads to another database than the store, or the store has lost the claim in a
+    /// crash, and the retry runs. Nothing was committed.
+    MissingRow,
+    /// The transaction has ended before its completion: by a COMMIT, a ROLLBACK or `RESET ALL` of the handler, or by an
+    /// error that the handler ignored. What was written after its end is committed.
+    TransactionEnded,
     /// The database is away or busy, or another transaction was in the way. Nothing was committed.
     Unavailable,
     /// The COMMIT has no reply: the retry finds the events complete, or runs.
     Unknown,
     /// The database refused a statement of the handler's or the COMMIT, as for a constraint. Nothing was committed.
     Database,
-    /// The pool belongs to another database than the store, or the store completes no events in a transaction.
+    /// The program is wrong: the pool leads to another kind of database than the store, the store or the ledger
+    /// completes no events in a transaction, or, on Postgres, nothing was written before the completion (see
+    /// [`Completion::first`]).
     Config,
 }
 
 impl CommitError {
-    fn new(kind: CommitErrorKind, source: impl Into<BoxError>) -> Self {
-        Self { kind, source: Some(source.into()) }
+    fn config(fact: &'static str) -> Self {
+        Self { kind: CommitErrorKind::Config, operation: COMPLETING, fact, source: None }
     }
 
     #[cfg(any(feature = "postgres", feature = "sqlite"))]
-    fn refused_unless(is_complete: bool) -> Result<(), Self> {
-        let refused = Self { kind: CommitErrorKind::Refused, source: None };
-        if is_complete { Ok(()) } else { Err(refused) }
+    fn ended() -> Self {
+        let kind = CommitErrorKind::TransactionEnded;
+        Self { kind, operation: COMPLETING, fact: ENDED, source: None }
+    }
+
+    /// Returns the error of a completion.
+    #[cfg(any(feature = "postgres", feature = "sqlite"))]
+    fn of_completion(error: sqlx::Error) -> Self {
+        Self { operation: COMPLETING, ..error.into() }
     }
 
     /// Returns the error of a COMMIT: without a reply from the database, its outcome is unknown.
     #[cfg(any(feature = "postgres", feature = "sqlite"))]
     fn of_commit(error: sqlx::Error) -> Self {
+        let operation = "committing";
         match fault(&error) {
-            Fault::Away => Self::new(CommitErrorKind::Unknown, error),
-            _ => error.into(),
+            Fault::Away => {
+                let (kind, fact) = (CommitErrorKind::Unknown, "the database has not replied");
+                Self { kind, operation, fact, source: Some(error.into()) }
+            }
+            _ => Self { operation, ..error.into() },
         }
     }
 
@@ -368,43 +412,63 @@ impl CommitError {
     /// Returns `true` if the event may succeed when it is delivered again, without any change.
     #[must_use]
     pub fn is_transient(&self) -> bool {
-        !matches!(self.kind, CommitErrorKind::Database | CommitErrorKind::Config)
+        !matches!(
+            self.kind,
+            CommitErrorKind::Database | CommitErrorKind::Config | CommitErrorKind::TransactionEnded
+        )
     }
 }
+
+const COMPLETING: &str = "completing in a transaction";
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+const ENDED: &str = "the transaction has ended, by a COMMIT, a ROLLBACK or RESET ALL of the handler, or by an error \
+                     that it ignored";
+const UNAVAILABLE: &str = "the database is away or busy";
 
 impl From<StoreError> for CommitError {
     fn from(error: StoreError) -> Self {
-        let kind = match error.kind() {
-            StoreErrorKind::Config | StoreErrorKind::Unsupported => CommitErrorKind::Config,
-            _ => CommitErrorKind::Unavailable,
+        let (kind, fact) = match error.kind() {
+            StoreErrorKind::Config | StoreErrorKind::Unsupported => {
+                (CommitErrorKind::Config, "the store completes no events in a transaction")
+            }
+            _ => (CommitErrorKind::Unavailable, UNAVAILABLE),
         };
-        Self::new(kind, error)
+        Self { kind, operation: COMPLETING, fact, source: Some(error.into()) }
     }
 }
 
+/// For `?` in a handler: an error of one of its own statements.
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 impl From<sqlx::Error> for CommitError {
     fn from(error: sqlx::Error) -> Self {
-        let kind = match fault(&error) {
-            Fault::Refused => CommitErrorKind::Refused,
-            Fault::InTheWay | Fault::Away => CommitErrorKind::Unavailable,
-            Fault::Statement => CommitErrorKind::Database,
+        use CommitErrorKind::{
+            AlreadyComplete, Config, Database, MissingRow, TransactionEnded, Unavailable,
         };
-        Self::new(kind, error)
+        let (kind, fact) = match fault(&error) {
+            Fault::AlreadyComplete => (AlreadyComplete, "an event is complete already"),
+            Fault::MissingRow => (
+                MissingRow,
+                "an event has no row: the pool leads to another database than the store, or a crash has lost the claim",
+            ),
+            Fault::Ended => (TransactionEnded, ENDED),
+            Fault::Unwritten => (
+                Config,
+                "nothing was written before the completion: complete after the writes, or call `Completion::first`",
+            ),
+            Fault::ReadOnly => (
+                Unavailable,
+                "the session is read-only: a standby, or a transaction that is set so",
+            ),
+            Fault::InTheWay | Fault::Away => (Unavailable, UNAVAILABLE),
+            Fault::Statement => (Database, "the database refused a statement"),
+        };
+        Self { kind, operation: "in the handler's transaction", fact, source: Some(error.into()) }
     }
 }
 
 impl fmt::Display for CommitError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self.kind {
-            CommitErrorKind::Refused => {
-                "completing in a transaction: an event is complete already or has no row, or the transaction has ended"
-            }
-            CommitErrorKind::Unavailable => "completing in a transaction: the database is unavailable",
-            CommitErrorKind::Unknown => "committing: the database has not replied",
-            CommitErrorKind::Database => "completing in a transaction: the database refused a statement",
-            CommitErrorKind::Config => "completing in a transaction: the store and the pool do not match",
-        })
+        write!(f, "{}: {}", self.operation, self.fact)
     }
 }
 

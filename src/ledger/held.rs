@@ -1,10 +1,10 @@
 //! What the lease ledger holds with a delivery.
 
-use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use super::call::{self, Calls};
-use crate::adapter::contract::{CompleteReply, Completion, StoredResponse};
+use crate::adapter::contract::{CompleteReply, Completion, Fetch, StoredResponse};
 use crate::delivery::Inner;
 use crate::error::StoreError;
 use crate::key::{DedupKey, List};
@@ -20,38 +20,82 @@ pub(super) struct Held {
     pub(super) calls: Calls,
     /// The response that the handler has set. Only the first one counts.
     pub(super) response: OnceLock<Arc<StoredResponse>>,
-    /// What is known of the handler and of its transaction: the constants below.
-    known: AtomicU8,
+    /// What the handler has said and done about its transaction.
+    effect: Mutex<Effect>,
+    /// A success must have completed the events, unless the handler has nothing to write.
+    pub(super) demands_commit: Fact,
+    /// A completion was refused: another delivery may have completed the events.
+    pub(super) is_refused: Fact,
+    /// A statement has completed the events in a transaction of the handler's, which may have been rolled back since.
+    pub(super) has_completed: Fact,
+    /// A statement was made that stores the response of the handler.
+    is_response_stored: Fact,
+    /// The handler has ended. From now on only the completion reports a lost lease, because a renewal after the
+    /// completion or the release finds no lease.
+    pub(super) has_ended: Fact,
 }
 
-/// A [`DedupTx`](super::completion::DedupTx) has committed the events.
-pub(super) const COMMITTED: u8 = 1;
-/// The handler has nothing to write.
-pub(super) const NOTHING: u8 = 2;
-/// A completion was refused: another delivery may have completed the events.
-pub(super) const REFUSED: u8 = 4;
-/// A statement was made that stores the response of the handler.
-pub(super) const STORED: u8 = 8;
-/// The handler has ended. From now on only the completion reports a lost lease, because a renewal after the
-/// completion or the release finds no lease.
-pub(super) const ENDED: u8 = 16;
+/// What a handler has said and done about the transaction of its events.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Effect {
+    /// Nothing.
+    Unsaid,
+    /// It has nothing to write.
+    Nothing,
+    /// It has begun a transaction, or has taken a statement for one.
+    Begun,
+    /// A [`DedupTx`](super::completion::DedupTx) has committed the events.
+    Committed,
+}
+
+/// A fact that becomes known, and stays so.
+#[derive(Debug, Default)]
+pub(super) struct Fact(AtomicBool);
+
+impl Fact {
+    pub(super) fn note(&self) {
+        self.0.store(true, Ordering::Release);
+    }
+
+    pub(super) fn is_known(&self) -> bool {
+        self.0.load(Ordering::Acquire)
+    }
+}
 
 impl Held {
     pub(super) fn new(keys: List<DedupKey>, calls: Calls) -> Self {
-        Self { keys, calls, response: OnceLock::new(), known: AtomicU8::new(0) }
+        Self {
+            keys,
+            calls,
+            response: OnceLock::new(),
+            effect: Mutex::new(Effect::Unsaid),
+            demands_commit: Fact::default(),
+            is_refused: Fact::default(),
+            has_completed: Fact::default(),
+            is_response_stored: Fact::default(),
+            has_ended: Fact::default(),
+        }
     }
 
-    pub(super) fn set(&self, fact: u8) {
-        self.known.fetch_or(fact, Ordering::AcqRel);
+    /// Sets what the handler has said or done last. What is committed stays so.
+    pub(super) fn say(&self, effect: Effect) {
+        let mut said = self.lock();
+        if *said != Effect::Committed {
+            *said = effect;
+        }
     }
 
-    #[cfg(any(feature = "postgres", feature = "sqlite"))]
-    pub(super) fn unset(&self, fact: u8) {
-        self.known.fetch_and(!fact, Ordering::AcqRel);
+    pub(super) fn effect(&self) -> Effect {
+        *self.lock()
     }
 
-    pub(super) fn is(&self, fact: u8) -> bool {
-        self.known.load(Ordering::Acquire) & fact != 0
+    fn lock(&self) -> MutexGuard<'_, Effect> {
+        self.effect.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns `true` if the layer stores a response, and none was stored with the completion.
+    pub(super) fn awaits_response(&self) -> bool {
+        self.calls.terms.fetch() == Fetch::DigestAndResponse && !self.is_response_stored.is_known()
     }
 
     /// Returns the statement that completes these keys, with the response that the handler has set.
@@ -64,7 +108,7 @@ impl Held {
         let Some(response) = self.response.get() else {
             return adapter.completion(keys, terms, mark);
         };
-        self.set(STORED);
+        self.is_response_stored.note();
         adapter.completion(keys, &terms.clone().with_response(Arc::clone(response)), mark)
     }
 

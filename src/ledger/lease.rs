@@ -24,6 +24,9 @@
 //!
 //! Otherwise the events are released, and the answer is 500: nothing is lost. If a process dies, its lease lapses, and
 //! the retry runs. Safety does not depend on the lease: of two runs of an event, the second cannot commit.
+//!
+//! Under [`DedupLayer::new`](crate::DedupLayer::new), a handler that begins such a transaction, or takes a statement for
+//! one, owes the same. Any other handler owes nothing.
 
 use std::fmt;
 use std::future::Future;
@@ -33,8 +36,8 @@ use tokio::time::Instant;
 
 use super::call::Calls;
 use super::claims::Claims;
-use super::contract::{HandlerSuccess, Permanent};
-use super::held::{COMMITTED, ENDED, HeldLease, NOTHING, REFUSED, STORED, report};
+use super::contract::HandlerSuccess;
+use super::held::{Effect, HeldLease, report};
 use super::renewal::RenewalGuard;
 use super::retry::{RetryJob, Write};
 use super::shared::Shared;
@@ -88,17 +91,22 @@ impl Claim {
         success: Option<HandlerSuccess>,
     ) -> impl Future<Output = Result<Option<Seen>, StoreError>> + Send {
         async move {
+            self.lease.of_ledger.has_ended.note();
             let Some(HandlerSuccess { response }) = success else {
                 // Boxed, because most deliveries succeed and their future stays small.
                 return Box::pin(self.rollback()).await;
             };
             let held = &self.lease.of_ledger;
-            held.set(ENDED);
-            let mut is_committed = held.is(COMMITTED);
-            let is_strict = self.shared.permanent == Permanent::Transactional;
-            if is_strict && !is_committed && !held.is(NOTHING) {
+            let effect = held.effect();
+            let mut is_committed = effect == Effect::Committed;
+            let owes_commit = match effect {
+                Effect::Unsaid => held.demands_commit.is_known(),
+                Effect::Begun => true,
+                Effect::Nothing | Effect::Committed => false,
+            };
+            if owes_commit {
                 // Boxed, because only handlers with another driver come here.
-                is_committed = Box::pin(held.are_complete()).await?;
+                is_committed = Box::pin(self.are_complete()).await?;
                 if !is_committed {
                     let context =
                         "committing: no transaction of the handler has completed the event";
@@ -108,7 +116,7 @@ impl Claim {
                         .ok_or_else(|| StoreError::new(StoreErrorKind::Transaction, context));
                 }
             }
-            if is_committed && (response.is_none() || held.is(STORED)) {
+            if is_committed && !held.awaits_response() {
                 self.end();
                 return Ok(None);
             }
@@ -134,11 +142,37 @@ impl Claim {
         self.left = Left::Nothing;
     }
 
+    /// Returns `true` if a transaction of the handler's has completed all keys.
+    async fn are_complete(&self) -> Result<bool, StoreError> {
+        // A store without this ability completes no key in a transaction.
+        Ok(self.shared.abilities.completion && self.lease.of_ledger.are_complete().await?)
+    }
+
     /// Releases the keys, because the handler has completed nothing.
     async fn rollback(mut self) -> Result<Option<Seen>, StoreError> {
+        if self.awaits_response_in_vain().await {
+            // The rows are complete. Their lease ends, so that duplicates do not wait for a response.
+            self.left = Left::Completion(None);
+            let held = &self.lease.of_ledger;
+            if held.calls.complete(&held.keys).await.iter().all(Result::is_ok) {
+                self.end();
+            }
+            return Ok(None);
+        }
         let seen = self.completed_by_another().await;
         let released = self.release().finish().await;
         if seen.is_some() { Ok(seen) } else { released.map(|()| None) }
+    }
+
+    /// Returns `true` if the handler has completed its keys before it failed, and their rows wait for a response.
+    async fn awaits_response_in_vain(&self) -> bool {
+        let held = &self.lease.of_ledger;
+        held.awaits_response()
+            && match held.effect() {
+                Effect::Committed => true,
+                Effect::Begun => self.are_complete().await.is_ok_and(|are_complete| are_complete),
+                Effect::Unsaid | Effect::Nothing => false,
+            }
     }
 
     /// If a completion was refused, claims the keys again before they are released, by the same token. A claim that
@@ -146,7 +180,7 @@ impl Claim {
     async fn completed_by_another(&self) -> Option<Seen> {
         let held = &self.lease.of_ledger;
         // A completion after the commit is refused by the events' own completion.
-        if !held.is(REFUSED) || held.is(COMMITTED) {
+        if !held.is_refused.is_known() || held.effect() == Effect::Committed {
             return None;
         }
         let mut calls = held.calls.clone();
@@ -165,7 +199,7 @@ impl Claim {
     /// report a lost lease.
     fn release(&mut self) -> Claims<'_> {
         let held = &self.lease.of_ledger;
-        held.set(ENDED);
+        held.has_ended.note();
         (self.renewal, self.left) = (None, Left::Nothing);
         Claims::new(&self.shared, held.calls.clone(), List::new(), held.keys.clone())
     }

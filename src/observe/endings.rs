@@ -154,7 +154,8 @@ pub(super) fn fix(name: &str) -> Option<&'static str> {
         ),
         "uncommitted" => Some(
             "commit the transaction of `Delivery::begin`, execute `Delivery::completion` in that of another driver, or \
-             call `nothing_to_write`; an `error` of the store passes by itself",
+             call `nothing_to_write`; two layers around one handler demand one commit, so put both keys into one; an \
+             `error` of the store passes by itself",
         ),
         _ => None,
     }

@@ -32,6 +32,7 @@ on_both!(
     success_that_the_store_cannot_confirm_is_503_and_runs_again,
     commit_is_followed_by_no_call,
     lease_that_a_commit_has_ended_is_not_lost,
+    begun_transaction_without_a_commit_is_uncommitted_under_a_lease,
     unprotected_run_commits_its_effects_alone,
     success_that_writes_nothing_is_completed,
     completion_after_its_retention_is_remembered_for_another,
@@ -94,6 +95,48 @@ async fn success_without_a_completion_is_uncommitted_and_runs_again<S: Shared>()
     assert_eq!(db.effects().await, ["a"]);
 }
 
+/// Also where the layer demands no commit of a handler that begins nothing.
+async fn begun_transaction_without_a_commit_is_uncommitted_under_a_lease<S: Shared>() {
+    let (db, world) = (Db::<S>::create().await, World::default());
+    let app = app(&db, DedupLayer::new(by_header(), db.adapter()), &world);
+    for script in [
+        "begin insert drop",
+        "begin insert complete drop",
+        "begin insert drop complete-disposition",
+        "nothing begin insert drop",
+        "own-drop",
+        "nothing own-drop",
+        "take-completion",
+    ] {
+        let answer = send(&app, "a", script).await;
+        assert_eq!(answered(&answer), (500, Some("uncommitted")), "{script}");
+        assert_eq!(state(&db.adapter(), "a").await, Some(KeyState::Released), "{script}");
+        assert!(db.effects().await.is_empty(), "{script}");
+    }
+    for (id, script) in [
+        ("a", "begin insert commit"),
+        ("b", "begin insert drop begin insert commit"),
+        ("c", "begin insert rollback"),
+        ("d", "begin insert drop nothing"),
+        ("e", "own-commit"),
+        ("f", "take-completion begin insert commit"),
+        ("g", "200"),
+    ] {
+        assert_eq!(answered(&send(&app, id, script).await), (200, None), "{script}");
+        assert_eq!(answered(&send(&app, id, script).await), (200, Some("duplicate")), "{script}");
+    }
+    assert_eq!(db.effects().await, ["a", "b", "e", "f"]);
+    let worker = Deduplicator::new(db.adapter());
+    let dropped = worker.run(dedup_key("w"), async |event| {
+        drop(event.begin(&db.pool).await.unwrap());
+        Ok::<_, &str>(())
+    });
+    match dropped.await {
+        Err(RunError::Store(error)) => assert_eq!(error.kind(), StoreErrorKind::Transaction),
+        other => panic!("{other:?}"),
+    }
+}
+
 /// Another driver may have completed the event, or not.
 async fn success_that_the_store_cannot_confirm_is_503_and_runs_again<S: Shared>() {
     let (db, world, app) = started::<S>().await;
@@ -136,6 +179,7 @@ async fn unprotected_run_commits_its_effects_alone<S: Shared>() {
         assert_eq!(answered(&send(&app, id, script).await), (200, None), "{script}");
         assert!(world.last().is_unprotected());
     }
+    assert_eq!(answered(&send(&app, "c", "begin insert drop").await), (500, Some("uncommitted")));
     assert_eq!(db.effects().await, ["a", "b"]);
 }
 

@@ -16,6 +16,7 @@ use sqlx::pool::PoolOptions;
 use sqlx::{Connection, Pool};
 use tokio::sync::Notify;
 use tower::ServiceExt;
+use tower_dedup::ledger::Ledger;
 use tower_dedup::{CommitError, DedupLayer, DedupTx, Delivery, Disposition};
 
 use support::places::Shared;
@@ -124,6 +125,17 @@ pub(super) async fn handle<S: Shared>(
             // The handler ignores a refusal.
             ("complete-anyway", Some(tx)) => drop(tx.complete().await),
             ("insert", Some(tx)) => S::Database::run(tx, insert("INSERT")).await?,
+            // A transaction of the handler's own, whose completion is written.
+            ("own-drop" | "own-commit", _) => {
+                let mut own = pool.begin().await?;
+                S::Database::run(&mut own, insert("INSERT")).await?;
+                delivery.complete_in(&mut *own).await?;
+                if word == "own-commit" {
+                    own.commit().await?;
+                }
+            }
+            ("take-completion", _) => drop(delivery.completion()?),
+            ("complete-in", Some(tx)) => delivery.complete_in(&mut **tx).await?,
             // No constraint refuses a second one.
             ("insert-run", Some(tx)) => {
                 S::Database::run(tx, insert("INSERT").replace("')", &format!(", {run}')"))).await?;
@@ -186,14 +198,20 @@ pub(super) async fn handle<S: Shared>(
     Ok(StatusCode::OK.into_response())
 }
 
-pub(super) fn app<S: Shared>(
-    db: &Db<S>,
-    layer: DedupLayer<impl tower_dedup::ledger::Ledger>,
-    world: &World,
-) -> Router {
+pub(super) fn app<S: Shared>(db: &Db<S>, layer: DedupLayer<impl Ledger>, world: &World) -> Router {
     let layer = layer.store_timeout(LATE);
     let state = (world.clone(), db.pool.clone());
     Router::new().route("/hook", post(handle::<S>)).layer(layer).with_state(state)
+}
+
+/// Two layers around one handler.
+pub(super) fn nested<S: Shared>(
+    db: &Db<S>,
+    inner: DedupLayer<impl Ledger>,
+    outer: DedupLayer<impl Ledger>,
+    world: &World,
+) -> Router {
+    app(db, inner, world).layer(outer.store_timeout(LATE))
 }
 
 pub(super) fn transactional<S: Shared>(db: &Db<S>, world: &World) -> Router {

@@ -238,7 +238,7 @@ async fn completion_outside_of_the_handlers_transaction_is_refused() {
             event.complete_in(&mut *connection).await
         });
         match outside.await {
-            Err(RunError::Handler(error)) => assert_eq!(error.kind(), CommitErrorKind::Refused),
+            Err(RunError::Handler(error)) => assert_eq!(error.kind(), CommitErrorKind::Config),
             other => panic!("{other:?}"),
         }
     }

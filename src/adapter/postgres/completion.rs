@@ -94,7 +94,11 @@ impl CompletionConnection for PgConnection {
             .bind(lean.mark.clone())
             .bind(lean.retention_ms)
             .bind(lean.idle_ms.to_string());
-        Ok(update.fetch_optional(self).await?.is_some())
+        if update.fetch_optional(&mut *self).await?.is_some() {
+            return Ok(true);
+        }
+        // It is an error with the reason.
+        self.finds(&completion.sql, completion.parameter()).await.map(|_| true)
     }
 
     async fn finds(&mut self, sql: &Arc<str>, parameter: &str) -> Result<bool, sqlx::Error> {

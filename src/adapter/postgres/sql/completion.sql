@@ -58,9 +58,17 @@ SELECT CASE
     WHEN c.n = a.n
       AND (b.lock_timeout IS NULL OR pg_catalog.set_config('lock_timeout', '0', true) IS NOT NULL) THEN 'completed'
     WHEN b.is_within IS NOT TRUE THEN
-      ('tower_dedup: nothing was written in this transaction before the completion of ' || a.n || ' events')::bigint::text
+      ('tower_dedup: nothing was written in this transaction before the completion of ' || a.n
+        || ' events: complete after the writes, or call Completion::first')::bigint::text
     WHEN b.is_marked IS NOT TRUE THEN
-      ('tower_dedup: the transaction of ' || a.n || ' events has ended')::bigint::text
-    ELSE ('tower_dedup: this transaction completes ' || c.n || ' of ' || a.n || ' events: roll back')::bigint::text
+      ('tower_dedup: the transaction has ended before the completion of ' || a.n
+        || ' events, by a COMMIT, a ROLLBACK or RESET ALL of the handler')::bigint::text
+    WHEN EXISTS (
+      SELECT FROM pg_catalog.jsonb_to_recordset(pg_catalog.jsonb_extract_path($1::text::jsonb, 'events')) AS e (key uuid)
+      WHERE NOT EXISTS (SELECT FROM {table} AS t WHERE t.key = e.key)
+    ) THEN
+      ('tower_dedup: an event has no row, of ' || a.n
+        || ' events: the connection leads to another database, or a crash has lost the claim')::bigint::text
+    ELSE ('tower_dedup: an event is complete already, of ' || a.n || ' events: roll back')::bigint::text
   END AS completion
 FROM asked AS a, bounds AS b, (SELECT pg_catalog.count(*) AS n FROM completed) AS c

@@ -8,8 +8,12 @@ INSERT INTO {table} AS t (
   payload_sha256, response_status, response_headers, response_body
 )
 SELECT e.value ->> 0, e.value ->> 1,
-  CASE WHEN h.id IS NULL OR h.completed_at IS NOT NULL
-    THEN json_extract('[]', 'tower_dedup: event ' || e.key || ' is complete or has no row: roll back') ELSE 0 END,
+  CASE WHEN h.id IS NULL
+    THEN json_extract('[]', 'tower_dedup: an event has no row, at position ' || e.key
+      || ': the connection leads to another database, or a crash has lost the claim')
+    WHEN h.completed_at IS NOT NULL
+    THEN json_extract('[]', 'tower_dedup: an event is complete already, at position ' || e.key || ': roll back')
+    ELSE 0 END,
   0, 0, {now} + (?1 ->> '$.retention_ms'), unhex(?1 ->> '$.token'),
   {now} + (?1 ->> '$.lease_ms'),
   unhex(e.value ->> 2), ?1 ->> '$.status', ?1 ->> '$.headers', unhex(?1 ->> '$.body')
