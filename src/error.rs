@@ -159,7 +159,8 @@ impl std::error::Error for StoreError {
 
 impl From<ConfigError> for StoreError {
     fn from(error: ConfigError) -> Self {
-        Self::new(StoreErrorKind::Config, "connecting to the store").with_source(error)
+        let context = format!("connecting to the store: {error}");
+        Self::new(StoreErrorKind::Config, context).with_source(error)
     }
 }
 

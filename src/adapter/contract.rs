@@ -232,9 +232,10 @@ pub trait DedupAdapter: Send + Sync + 'static {
     /// Without keys, it completes nothing and succeeds.
     ///
     /// If the terms fetch responses and bring none, the layer adds it by [`complete`](Self::complete) with the same
-    /// token, which then replies [`Held`](CompleteReply::Held). Until then, and for as long as the lease lives, the key
-    /// is [`InFlight`](ClaimReply::InFlight) for claims that fetch responses. Renewals with the token move that lease. In
-    /// the stores of this crate, the statement starts it again: the lease of the claim may be over.
+    /// token, which then replies [`Held`](CompleteReply::Held), and ends the lease, also without a response. Until then,
+    /// and for as long as the lease lives, the key is [`InFlight`](ClaimReply::InFlight) for claims that fetch responses.
+    /// Renewals with the token move that lease. In the stores of this crate, the statement starts it again: the lease of
+    /// the claim may be over.
     ///
     /// `mark` is for the stores of this crate, whose transactions [`Delivery::begin`](crate::Delivery::begin) begins and
     /// marks. Another store ignores it: `begin` refuses that store in any case.

@@ -263,6 +263,13 @@ pub(crate) fn chain(error: &(dyn std::error::Error + 'static)) -> String {
     let mut line = error.to_string();
     let mut next = error.source();
     while let Some(cause) = next {
+        #[cfg(any(feature = "postgres", feature = "sqlite"))]
+        if let Some(sqlx::Error::Database(refused)) = cause.downcast_ref() {
+            // Its `Display` ends with a line of the server's source.
+            line.push_str(": ");
+            line.push_str(refused.message());
+            break;
+        }
         let text = cause.to_string();
         // The `Display` of some errors ends with their cause.
         if !line.ends_with(&text) {

@@ -134,6 +134,15 @@ pub(super) async fn handle<S: Shared>(
                     own.commit().await?;
                 }
             }
+            ("own-first", _) => delivery.complete_in(&mut *pool.begin().await?).await?,
+            ("reset-all", Some(tx)) => S::Database::run(tx, "RESET ALL".to_owned()).await?,
+            ("lose-row", Some(tx)) => {
+                S::Database::run(tx, "DELETE FROM webhook_deliveries".to_owned()).await?;
+            }
+            ("nonsense", Some(tx)) => S::Database::run(tx, "SELECT nonsense".to_owned()).await?,
+            ("read-only", Some(tx)) => {
+                S::Database::run(tx, "SET TRANSACTION READ ONLY".to_owned()).await?;
+            }
             ("take-completion", _) => drop(delivery.completion()?),
             ("complete-in", Some(tx)) => delivery.complete_in(&mut **tx).await?,
             // No constraint refuses a second one.

@@ -1,6 +1,7 @@
 //! The transactional ledger: the key and the writes of the handler commit together.
 
 mod commit;
+mod errors;
 mod fixture;
 mod misuse;
 mod modes;

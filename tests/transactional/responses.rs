@@ -1,5 +1,6 @@
 //! Responses that are stored for duplicates: with the commit, or after it.
 
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -7,12 +8,14 @@ use axum::Router;
 use axum::body::{Body, to_bytes};
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, StatusCode};
-use axum::response::Response;
+use axum::response::{IntoResponse, Response};
 use axum::routing::post;
+use bytes::Bytes;
 use sqlx::Pool;
 use tokio::sync::Notify;
 use tower::ServiceExt;
 use tower_dedup::adapter::contract::{DedupAdapter, StoredResponse};
+use tower_dedup::ledger::Ledger;
 use tower_dedup::{CommitError, DedupLayer, Delivery, OnInFlight, Replay};
 
 use super::fixture::{Db, on_both};
@@ -24,20 +27,29 @@ on_both!(
     response_of_the_handler_is_added_after_the_commit,
     response_that_the_handler_sets_commits_with_the_key,
     response_that_is_set_after_the_commit_does_not_count,
+    event_whose_response_is_not_stored_is_complete_at_once,
     event_that_awaits_its_response_is_in_flight,
     event_is_in_flight_for_as_long_as_its_handler_makes_its_response,
 );
 
 /// Commits, and answers with its body. With the header `sets`, it sets another response before, with `sets-late` after.
-/// With `waits` it then waits to be told.
+/// With `waits` it then waits to be told. With `own`, the transaction is its own.
 async fn handle<S: Shared>(
     State((pool, go)): State<(Pool<S::Database>, Arc<Notify>)>,
     event: Delivery,
     headers: HeaderMap,
     body: String,
-) -> Result<(StatusCode, String), CommitError> {
+) -> Result<Response, CommitError> {
+    let insert = || format!("INSERT INTO effects (id) VALUES ('{}')", event.id());
+    if headers.contains_key("own") {
+        let mut tx = pool.begin().await?;
+        S::Database::run(&mut tx, insert()).await?;
+        event.complete_in(&mut *tx).await?;
+        tx.commit().await?;
+        return Ok(response(&headers, body));
+    }
     let mut tx = event.begin(&pool).await?;
-    S::Database::run(&mut tx, "INSERT INTO effects (id) VALUES ('a')".to_owned()).await?;
+    S::Database::run(&mut tx, insert()).await?;
     let set = || {
         let response =
             StoredResponse::new(StatusCode::ACCEPTED, HeaderMap::new(), "set \u{e9}".into());
@@ -53,7 +65,22 @@ async fn handle<S: Shared>(
     if headers.contains_key("waits") {
         go.notified().await;
     }
-    Ok((StatusCode::CREATED, body))
+    Ok(response(&headers, body))
+}
+
+/// Returns the response of the handler: with `ends`, one that is not stored.
+fn response(headers: &HeaderMap, body: String) -> Response {
+    let ends = headers.get("ends").map(|ends| ends.to_str().unwrap());
+    let is_broken = || futures_util::stream::iter([Err::<Bytes, _>(io::Error::other("broken"))]);
+    match ends {
+        None => (StatusCode::CREATED, body).into_response(),
+        Some("large") => vec![b'x'; 100_000].into_response(),
+        Some("stream") => ([("content-type", "text/event-stream")], body).into_response(),
+        Some("encoded") => ([("content-encoding", "gzip")], body).into_response(),
+        Some("fails") => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+        Some("breaks") => Body::from_stream(is_broken()).into_response(),
+        Some(other) => panic!("{other}"),
+    }
 }
 
 fn replaying<S: Shared>(db: &Db<S>) -> Router {
@@ -61,7 +88,16 @@ fn replaying<S: Shared>(db: &Db<S>) -> Router {
 }
 
 fn router<S: Shared>(db: &Db<S>, lease: Duration, go: Arc<Notify>) -> Router {
-    let layer = DedupLayer::transactional(by_header(), db.adapter()).replay(Replay::new());
+    let layer = DedupLayer::transactional(by_header(), db.adapter());
+    over(db, layer.replay(Replay::new()), lease, go)
+}
+
+fn over<S: Shared>(
+    db: &Db<S>,
+    layer: DedupLayer<impl Ledger>,
+    lease: Duration,
+    go: Arc<Notify>,
+) -> Router {
     let layer = layer.on_in_flight(OnInFlight::Reject).lease(lease);
     // A busy machine must not cause a 503.
     let layer = layer.store_timeout(Duration::from_secs(20));
@@ -102,6 +138,36 @@ async fn response_that_is_set_after_the_commit_does_not_count<S: Shared>() {
     for _ in 0..2 {
         assert_eq!(deliver(&app, "sets-late").await, (201, "made".to_owned()));
     }
+}
+
+/// Its duplicates wait for no response, whoever has written the completion, and however the handler ended after it.
+async fn event_whose_response_is_not_stored_is_complete_at_once<S: Shared>() {
+    let db = Db::<S>::create().await;
+    let lease = Duration::from_secs(60);
+    let strict = router(&db, lease, Arc::default());
+    let leased = DedupLayer::new(by_header(), db.adapter()).replay(Replay::new());
+    let leased = over(&db, leased, lease, Arc::default());
+    let mut effects = 0;
+    for (ledger, app) in [("strict", strict), ("leased", leased)] {
+        for ends in ["large", "stream", "encoded", "fails", "breaks"] {
+            for driver in ["crate", "own"] {
+                let id = format!("{ledger} {ends} {driver}");
+                let request = || {
+                    let request = Request::post("/hook").header("webhook-id", &id);
+                    let request = request.header(driver, "").header("ends", ends);
+                    app.clone().oneshot(request.body(Body::from("made")).unwrap())
+                };
+                let first = request().await.unwrap();
+                let expected = if ["fails", "breaks"].contains(&ends) { 500 } else { 200 };
+                assert_eq!(first.status(), expected, "{id}");
+                drop(to_bytes(first.into_body(), 200_000).await);
+                let again = request().await.unwrap();
+                assert_eq!(answered(&again), (200, Some("duplicate")), "{id}");
+                effects += 1;
+            }
+        }
+    }
+    assert_eq!(db.effects().await.len(), effects);
 }
 
 /// Nobody has died, so no repetition gets an answer without the response.

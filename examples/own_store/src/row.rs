@@ -188,9 +188,9 @@ impl Row {
         };
         let is_expired = self.expires_at <= self.now;
         if self.completed_at.is_some() && !is_expired {
-            // The response to an event that a handler's transaction has completed.
-            let adds_response = is_mine && has_response && !self.has_response;
-            return (adds_response.then(kept), reply);
+            // An event that a handler's transaction has completed awaits its response, which may not come.
+            let is_awaited = !self.has_response && (has_response || self.lease_until.is_some());
+            return ((is_mine && is_awaited).then(kept), reply);
         }
         // An expired complete key is like a new one, and a row without attempts was made by a release alone.
         if self.completed_at.is_some() || self.attempts == 0 {

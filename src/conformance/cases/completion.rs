@@ -99,8 +99,8 @@ pub(super) async fn rollback_leaves_every_row_as_it_was<S: Transactional>(store:
 }
 
 /// A response commits with the key. Without one, the layer adds it to the complete row by the same token; until then the
-/// event is in flight for claims that fetch responses, while the lease lives, and a duplicate for others. A store that
-/// announces no stored data passes.
+/// event is in flight for claims that fetch responses, while the lease lives, and a duplicate for others. A completion
+/// without a response by the same token ends that lease. A store that announces no stored data passes.
 pub(super) async fn response_commits_with_the_key_or_follows<S: Transactional>(store: S) {
     let adapter = store.adapter();
     if !adapter.abilities().stored_data {
@@ -113,7 +113,7 @@ pub(super) async fn response_commits_with_the_key_or_follows<S: Transactional>(s
         ClaimReply::Duplicate(seen) => seen.stored.map(|stored| (*stored).clone()),
         reply => panic!("a duplicate, but {reply:?}"),
     };
-    for kind in ["at once", "follows", "never"] {
+    for kind in ["at once", "follows", "is not stored", "never"] {
         let key = key(kind);
         let mine = replays().with_payloads([(key.clone(), [7; 32])]);
         let done = mine.clone().with_response(Arc::clone(&response));
@@ -135,10 +135,15 @@ pub(super) async fn response_commits_with_the_key_or_follows<S: Transactional>(s
                 assert_eq!(adapter.complete(&key, &done).await.unwrap(), CompleteReply::Held);
                 assert_eq!(adapter.renew(&key, &mine).await.unwrap(), RenewReply::Lost);
             }
+            // The layer cannot store it: the wait ends.
+            "is not stored" => {
+                assert_eq!(adapter.complete(&key, &mine).await.unwrap(), CompleteReply::Held);
+                assert_eq!(adapter.renew(&key, &mine).await.unwrap(), RenewReply::Lost);
+            }
             "never" => store.advance(LEASE + SLACK).await,
             _ => {}
         }
-        let response = (kind != "never").then(|| Arc::clone(&response));
+        let response = (kind == "at once" || kind == "follows").then(|| Arc::clone(&response));
         let expected = StoredData::new(Some([7; 32]), response);
         assert_eq!(
             stored(adapter.claim(&key, &replays()).await.unwrap()),

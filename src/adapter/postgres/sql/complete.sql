@@ -2,7 +2,7 @@
 --
 -- The holder's token stays: it shows whether the caller held the key. An inserted row has no
 -- attempts: that shows that it was inserted. So has a row that only a release has made. A row that was complete
--- before is not written again, unless the same token adds a response to a row without one.
+-- before is not written again, unless the same token adds a response to a row without one, or ends the wait for one.
 -- `expires_at` stays unless the row has expired: the retention counts from the claim.
 {settings}{pass_held}
 {complete_rows}
@@ -25,5 +25,6 @@ ON CONFLICT (key) DO UPDATE SET
   response_headers = excluded.response_headers,
   response_body = excluded.response_body
 WHERE t.completed_at IS NULL OR t.expires_at <= clock_timestamp()
-  OR t.token = excluded.token AND t.response_status IS NULL AND excluded.response_status IS NOT NULL
+  OR t.token = excluded.token AND t.response_status IS NULL
+    AND (excluded.response_status IS NOT NULL OR t.lease_until IS NOT NULL)
 RETURNING t.key, t.attempts, t.token

@@ -2,7 +2,7 @@
 --
 -- The holder's token stays: it shows whether the caller held the key. An inserted row has no
 -- attempts: that shows that it was inserted. So has a row that only a release has made. A row that was complete before is
--- not written again, unless the same token adds a response to a row without one.
+-- not written again, unless the same token adds a response to a row without one, or ends the wait for one.
 {complete_rows}
 ON CONFLICT (namespace, id) DO UPDATE SET
   completed_at = CASE WHEN t.expires_at > {now} THEN coalesce(t.completed_at, excluded.completed_at)
@@ -21,5 +21,6 @@ ON CONFLICT (namespace, id) DO UPDATE SET
   response_headers = excluded.response_headers,
   response_body = excluded.response_body
 WHERE t.completed_at IS NULL OR t.expires_at <= {now}
-  OR t.token = excluded.token AND t.response_status IS NULL AND excluded.response_status IS NOT NULL
+  OR t.token = excluded.token AND t.response_status IS NULL
+    AND (excluded.response_status IS NOT NULL OR t.lease_until IS NOT NULL)
 RETURNING namespace, id, attempts, token
