@@ -1,7 +1,6 @@
 //! Transactions of handlers over sqlx, in which a store of this crate completes events.
 
 use std::future::Future;
-use std::sync::Arc;
 
 use sqlx::pool::PoolConnection;
 use sqlx::{Connection, Database, Pool, SqlSafeStr, Transaction};
@@ -45,13 +44,19 @@ pub trait CompletionConnection: Connection + Sealed {
         is_last: bool,
     ) -> impl Future<Output = Result<bool, sqlx::Error>> + Send;
 
-    /// Executes a statement with one text parameter. Returns `true` if it returns a row.
+    /// Returns whether this transaction has completed the events, and still is the one that this crate has begun.
     #[doc(hidden)]
-    fn finds(
+    fn is_completed(
         &mut self,
-        sql: &Arc<str>,
-        parameter: &str,
+        completion: &Completion,
     ) -> impl Future<Output = Result<bool, sqlx::Error>> + Send;
+
+    /// Completes the events in a transaction that the handler has begun.
+    #[doc(hidden)]
+    fn complete_in(
+        &mut self,
+        completion: &Completion,
+    ) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
 }
 
 /// What an error of a handler's transaction means.

@@ -114,9 +114,9 @@ impl Delivery {
         connection: &mut C,
     ) -> Result<(), CommitError> {
         let completion = self.completion()?;
-        let ran = connection.finds(&completion.sql, completion.parameter()).await;
+        let ran = connection.complete_in(&completion).await;
         self.held()?.has_completed.note();
-        self.noting_refusal(ran.map(drop).map_err(CommitError::of_completion))
+        self.noting_refusal(ran.map_err(CommitError::of_completion))
     }
 
     /// Says that the handler writes nothing for this delivery, as for an event of a type that it ignores. The layer then
@@ -305,9 +305,7 @@ impl<DB: CompletionDatabase> DedupTx<DB> {
         if event.completes().is_empty() {
             return Ok(true);
         }
-        let Some(own) = &completion.own else { return Ok(false) };
-        let found = transaction.finds(&own.check, completion.parameter()).await;
-        found.map_err(CommitError::of_completion)
+        transaction.is_completed(completion).await.map_err(CommitError::of_completion)
     }
 }
 

@@ -86,7 +86,7 @@ impl CompletionConnection for PgConnection {
     ) -> Result<bool, sqlx::Error> {
         let lean = completion.own.as_ref().and_then(|own| own.lean.as_ref());
         let Some(lean) = lean.filter(|_| is_last) else {
-            return self.finds(&completion.sql, completion.parameter()).await.map(|_| true);
+            return self.complete_in(completion).await.map(|()| true);
         };
         let update = query(&lean.sql)
             .bind(Uuid(lean.key))
@@ -98,10 +98,25 @@ impl CompletionConnection for PgConnection {
             return Ok(true);
         }
         // It is an error with the reason.
-        self.finds(&completion.sql, completion.parameter()).await.map(|_| true)
+        self.complete_in(completion).await.map(|()| true)
     }
 
-    async fn finds(&mut self, sql: &Arc<str>, parameter: &str) -> Result<bool, sqlx::Error> {
-        Ok(query(sql).bind(parameter.to_owned()).fetch_optional(self).await?.is_some())
+    async fn is_completed(&mut self, completion: &Completion) -> Result<bool, sqlx::Error> {
+        let Some(own) = &completion.own else { return Ok(false) };
+        finds(self, &own.check, completion).await
     }
+
+    async fn complete_in(&mut self, completion: &Completion) -> Result<(), sqlx::Error> {
+        finds(self, &completion.sql, completion).await.map(drop)
+    }
+}
+
+/// Executes a statement with the parameter of this completion. Returns `true` if it returns a row.
+async fn finds(
+    connection: &mut PgConnection,
+    sql: &Arc<str>,
+    completion: &Completion,
+) -> Result<bool, sqlx::Error> {
+    let found = query(sql).bind(completion.parameter().to_owned());
+    Ok(found.fetch_optional(connection).await?.is_some())
 }

@@ -71,10 +71,25 @@ impl CompletionConnection for SqliteConnection {
         if sqlx::raw_sql("RELEASE tower_dedup").execute(&mut *self).await.is_err() {
             return Ok(false);
         }
-        self.finds(&completion.sql, completion.parameter()).await.map(|_| true)
+        finds(self, &completion.sql, completion).await.map(|_| true)
     }
 
-    async fn finds(&mut self, sql: &Arc<str>, parameter: &str) -> Result<bool, sqlx::Error> {
-        Ok(query(sql).bind(parameter.to_owned()).fetch_optional(self).await?.is_some())
+    async fn is_completed(&mut self, completion: &Completion) -> Result<bool, sqlx::Error> {
+        let Some(own) = &completion.own else { return Ok(false) };
+        finds(self, &own.check, completion).await
     }
+
+    async fn complete_in(&mut self, completion: &Completion) -> Result<(), sqlx::Error> {
+        finds(self, &completion.sql, completion).await.map(drop)
+    }
+}
+
+/// Executes a statement with the parameter of this completion. Returns `true` if it returns a row.
+async fn finds(
+    connection: &mut SqliteConnection,
+    sql: &Arc<str>,
+    completion: &Completion,
+) -> Result<bool, sqlx::Error> {
+    let found = query(sql).bind(completion.parameter().to_owned());
+    Ok(found.fetch_optional(connection).await?.is_some())
 }
