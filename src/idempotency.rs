@@ -9,9 +9,10 @@ use http::{HeaderName, Response, StatusCode, header};
 use crate::adapter::TransactionAdapter;
 use crate::adapter::contract::DedupAdapter;
 use crate::key::{KeyExtractor, KeyPart, whole_payload};
-use crate::layer::{DedupLayer, LogIds, OnInFlight, OnMismatch, Replay};
+use crate::layer::{DedupLayer, LogIds, OnInFlight, OnMismatch};
 use crate::ledger::{CanReplay, Transactional};
 use crate::observe::DedupAnswer;
+use crate::replay::Replay;
 
 /// Stripe's name for the header of a replayed response. The draft has none.
 const REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");

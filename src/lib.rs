@@ -48,6 +48,7 @@ mod layer;
 pub mod ledger;
 pub mod observe;
 pub mod provider;
+mod replay;
 mod run;
 #[cfg(feature = "testing")]
 pub mod testing;
@@ -63,12 +64,13 @@ pub use key::extractor::KeyExtractor;
 pub use key::id::DedupKey;
 pub use layer::{
     Dedup, DedupHandle, DedupLayer, Disposition, LogIds, Mode, OnInFlight, OnMismatch,
-    OnMissingKey, OnUnavailable, Replay, ResponseBody, ResponseFuture, Verified,
+    OnMissingKey, OnUnavailable, ResponseBody, ResponseFuture, Verified,
 };
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub use ledger::completion::DedupTx;
 pub use ledger::completion::{CommitError, CommitErrorKind};
 pub use observe::endings::DedupAnswer;
+pub use replay::Replay;
 /// The crate sqlx, in the version whose pools, connections and databases this crate takes.
 ///
 /// Use this name, as the examples of [`transactions`](guide::transactions) do, or depend on the same version, as for its

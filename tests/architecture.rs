@@ -29,7 +29,7 @@ use proc_macro2::{Delimiter, TokenStream, TokenTree};
 const LEVELS: &[(&str, &str)] = &[
     (
         "",
-        "error < key < delivery observe provider < adapter < ledger < run < layer < verify \
+        "error < key < delivery observe provider < adapter < replay < ledger < run < layer < verify \
          < deduplicator extract idempotency conformance testing internals < lib",
     ),
     (

@@ -18,6 +18,7 @@ use tokio::time::{Sleep, timeout_at};
 use crate::error::BoxError;
 use crate::ledger::deadline_in;
 use crate::observe::Outcome;
+use crate::replay::TOO_LONG;
 
 pin_project! {
     /// The body of a response: the inner service's, or the layer's own.
@@ -130,14 +131,13 @@ pub(super) async fn buffer_response<B: Body<Data = Bytes>>(
     limit: usize,
     time: Duration,
 ) -> Result<Buffered<B>, B::Error> {
-    const LONG: &str = "its body is too long";
     const SLOW: &str = "its body took too long";
     const TRAILERS: &str = "it has trailers";
     let mut body = Box::pin(body);
     let (mut all, mut trailers) = (BytesMut::new(), None);
     let read = async {
         if body.size_hint().lower() > u64::try_from(limit).unwrap_or(u64::MAX) {
-            return Ok(Err(LONG));
+            return Ok(Err(TOO_LONG));
         }
         while let Some(frame) = poll_fn(|cx| body.as_mut().poll_frame(cx)).await.transpose()? {
             match frame.into_data() {
@@ -149,7 +149,7 @@ pub(super) async fn buffer_response<B: Body<Data = Bytes>>(
                 }
             }
             if all.len() > limit {
-                return Ok(Err(LONG));
+                return Ok(Err(TOO_LONG));
             }
         }
         Ok(Ok(()))

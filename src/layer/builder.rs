@@ -13,7 +13,7 @@ use super::config::{Config, Dress, WithoutResponse};
 use super::gate::Gate;
 use super::handle::DedupHandle;
 use super::mode::Mode;
-use super::policy::{LogIds, OnInFlight, OnMismatch, OnMissingKey, OnUnavailable, Replay, Success};
+use super::policy::{LogIds, OnInFlight, OnMismatch, OnMissingKey, OnUnavailable, Success};
 use crate::adapter::TransactionAdapter;
 use crate::adapter::contract::DedupAdapter;
 #[cfg(feature = "testing")]
@@ -26,6 +26,7 @@ use crate::ledger::{
     AnyLedger, CanReplay, FailOpen, Lease, Ledger, OnArrival, TRANSACTIONAL_LEASE, Transactional,
 };
 use crate::observe;
+use crate::replay::Replay;
 
 /// Makes every delivery to the inner service take effect once.
 ///
@@ -500,7 +501,7 @@ impl<L: Ledger, B> DedupLayer<L, B> {
     where
         L: CanReplay,
     {
-        self.config.replay = Some(replay);
+        self.config.replay = Some(Arc::new(replay));
         self
     }
 

@@ -7,13 +7,14 @@ use bytes::Bytes;
 use http::{HeaderName, Method, Response, StatusCode, Uri};
 
 use super::body::{BODY_LIMIT, BODY_TIMEOUT};
-use super::policy::{LogIds, OnInFlight, OnMismatch, OnMissingKey, OnUnavailable, Replay, Success};
+use super::policy::{LogIds, OnInFlight, OnMismatch, OnMissingKey, OnUnavailable, Success};
 use crate::adapter::Payloads;
 use crate::adapter::contract::Fetch;
 use crate::error::{ConfigError, NOT_ZERO, check};
 use crate::key::{KeyExtractor, KeyPart};
 use crate::ledger::{AnyLedger, Calls, Times};
 use crate::observe::{DedupAnswer, Meters};
+use crate::replay::Replay;
 
 /// The answer to a duplicate whose response is not stored, as that of a layer without [`Replay`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,7 +55,7 @@ pub(super) struct Config {
     /// The part of a payload that is compared.
     pub(super) compare_payload: Option<KeyPart>,
     pub(super) on_mismatch: OnMismatch,
-    pub(super) replay: Option<Replay>,
+    pub(super) replay: Option<Arc<Replay>>,
     /// For a layer whose clients send the header `Idempotency-Key`.
     pub(super) dress: Option<Dress>,
     /// The URL of the API's documentation.
@@ -159,6 +160,7 @@ impl Config {
         let after = if self.replay.is_some() { self.body_timeout } else { Duration::ZERO };
         let mut calls = ledger.calls(&self.times, after);
         (calls.terms.fetch, calls.terms.payloads) = (fetch, payloads.cloned());
+        calls.replay.clone_from(&self.replay);
         if self.on_unavailable == OnUnavailable::FailOpen {
             calls.terms.duplicate_note = Some(Default::default());
         }

@@ -44,7 +44,7 @@ use super::builder::DedupLayer;
 use super::config::{Config, WithoutResponse};
 use super::gate::{Admitted, NotAdmitted, Permit};
 use super::paths::LAST_PATHS;
-use super::policy::{OnInFlight, OnMismatch, Replay, is_stream};
+use super::policy::{OnInFlight, OnMismatch};
 use crate::adapter::Payloads;
 use crate::adapter::contract::{Seen, StoredResponse};
 use crate::delivery::{Delivery, RetryAfterOfLayer, Verdict};
@@ -52,6 +52,7 @@ use crate::error::{StoreError, StoreErrorKind};
 use crate::key::{DedupKey, Event, Keys, hex, sha256};
 use crate::ledger::{AnyLedger, Begin, Claim, HandlerSuccess, RunsWithoutKey};
 use crate::observe::{self, DedupAnswer, Outcome, Report, ShadowFields};
+use crate::replay::{Replay, is_stream};
 use crate::run::{Admission, Called, call};
 
 /// How the layer treats the verdict on a delivery.
@@ -321,7 +322,7 @@ where
         let is_head = head.method == Method::HEAD;
         extend(&mut head.extensions, keys, judged, delivery, &self.layer.ledger);
         let (bound, replay) = match judged {
-            Judged::Enforced => (config.times.handler_timeout, config.replay.as_ref()),
+            Judged::Enforced => (config.times.handler_timeout, config.replay.as_deref()),
             Judged::InShadow(_) => (None, None),
         };
         async move {

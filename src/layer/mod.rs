@@ -53,6 +53,6 @@ pub use builder::DedupLayer;
 pub use handle::DedupHandle;
 pub use mode::Mode;
 pub use policy::{
-    Disposition, LogIds, OnInFlight, OnMismatch, OnMissingKey, OnUnavailable, Replay, Verified,
+    Disposition, LogIds, OnInFlight, OnMismatch, OnMissingKey, OnUnavailable, Verified,
 };
 pub use service::{Dedup, ResponseFuture};

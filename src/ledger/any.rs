@@ -77,7 +77,7 @@ impl AnyLedger {
         // No honest handler is ended by it. The setting of Postgres has 31 bits.
         let ms = |handler| i32::try_from(most(handler).as_millis()).unwrap_or(i32::MAX);
         terms.handler_bound_ms = handler_timeout.map_or(0, ms);
-        Calls { adapter: Arc::clone(&self.0.adapter), terms, bound }
+        Calls { adapter: Arc::clone(&self.0.adapter), terms, replay: None, bound }
     }
 
     /// Begins a delivery of these keys. Without a key, it returns [`Begin::WithoutKey`], and asks no store.

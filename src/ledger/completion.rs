@@ -13,7 +13,6 @@ use std::any::Any;
 use std::fmt;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 use std::ops::{Deref, DerefMut};
-use std::sync::Arc;
 
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 use sqlx::{Database, Pool, Transaction};
@@ -139,14 +138,16 @@ impl Delivery {
         }
     }
 
-    /// Stores this response with the events, in the completion of the handler's transaction. Only the first call counts,
-    /// and only before the completion.
+    /// Stores this response with the event, in the completion of the handler's transaction. Only the first call counts,
+    /// and only before the completion. The [`Replay`](crate::Replay) of the layer decides what of it is stored, as of a
+    /// response of the handler. Without effect in a layer that replays no responses, and in a delivery of several events.
     ///
     /// Without it, a layer that stores responses adds the response of the handler after the commit. If the process dies
     /// in between, the event is complete without a response.
+    #[expect(clippy::needless_pass_by_value, reason = "the caller has no further use of it")]
     pub fn set_response(&self, response: StoredResponse) {
         if let Ok(held) = self.held() {
-            let _ = held.response.set(Arc::new(response));
+            held.set_response(&response);
         }
     }
 

@@ -18,7 +18,7 @@ pub(super) struct Held {
     /// Sorted.
     pub(super) keys: List<DedupKey>,
     pub(super) calls: Calls,
-    /// The response that the handler has set. Only the first one counts.
+    /// What is stored of the response that the handler has set. Only the first one counts.
     pub(super) response: OnceLock<Arc<StoredResponse>>,
     /// What the handler has said and done about its transaction.
     effect: Mutex<Effect>,
@@ -91,6 +91,21 @@ impl Held {
 
     fn lock(&self) -> MutexGuard<'_, Effect> {
         self.effect.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Keeps what the layer stores of this response. It stores none of a delivery of several events.
+    pub(super) fn set_response(&self, response: &StoredResponse) {
+        let Calls { replay, terms, .. } = &self.calls;
+        let Some(replay) = replay.as_ref().filter(|_| terms.fetch() == Fetch::DigestAndResponse)
+        else {
+            return;
+        };
+        match replay.store(response) {
+            Ok(stored) => drop(self.response.set(Arc::new(stored))),
+            Err(reason) => {
+                self.keys.iter().for_each(|key| observe::records::response_not_stored(key, reason))
+            }
+        }
     }
 
     /// Returns `true` if the layer stores a response, and none was stored with the completion.

@@ -20,12 +20,13 @@ use tower_dedup::{CommitError, DedupLayer, Delivery, OnInFlight, Replay};
 
 use super::fixture::{Db, on_both};
 use support::places::Shared;
-use support::words::Sql;
+use support::words::{Sql, by_word};
 use support::{answered, by_header, dedup_key, terms};
 
 on_both!(
     response_of_the_handler_is_added_after_the_commit,
     response_that_the_handler_sets_commits_with_the_key,
+    response_that_the_handler_sets_is_stored_as_its_own,
     response_that_is_set_after_the_commit_does_not_count,
     event_whose_response_is_not_stored_is_complete_at_once,
     event_that_awaits_its_response_is_in_flight,
@@ -51,9 +52,12 @@ async fn handle<S: Shared>(
     let mut tx = event.begin(&pool).await?;
     S::Database::run(&mut tx, insert()).await?;
     let set = || {
-        let response =
-            StoredResponse::new(StatusCode::ACCEPTED, HeaderMap::new(), "set \u{e9}".into());
-        event.set_response(response);
+        let mut head = HeaderMap::new();
+        for (name, value) in [("content-type", "text/xml"), ("set-cookie", "a=b"), ("x-other", "c")]
+        {
+            head.insert(name, value.parse().unwrap());
+        }
+        event.set_response(StoredResponse::new(StatusCode::ACCEPTED, head, "set \u{e9}".into()));
     };
     if headers.contains_key("sets") {
         set();
@@ -130,6 +134,27 @@ async fn response_that_the_handler_sets_commits_with_the_key<S: Shared>() {
     assert_eq!(deliver(&app, "sets").await, (201, "made".to_owned()));
     assert_eq!(deliver(&app, "sets").await, (202, "set \u{e9}".to_owned()));
     assert_eq!(db.effects().await, ["a"]);
+}
+
+/// As a response of the handler: with the headers that the layer stores, and for the only event of its delivery.
+async fn response_that_the_handler_sets_is_stored_as_its_own<S: Shared>() {
+    let db = Db::<S>::create().await;
+    let app = replaying(&db);
+    deliver(&app, "sets").await;
+    let again = Request::post("/hook").header("webhook-id", "a").body(Body::empty()).unwrap();
+    let again = app.oneshot(again).await.unwrap();
+    let has = |name| again.headers().contains_key(name);
+    assert_eq!(["content-type", "set-cookie", "x-other"].map(has), [true, false, false]);
+
+    let layer = DedupLayer::transactional(by_word(), db.adapter());
+    let app = over(&db, layer.replay(Replay::new()), Duration::from_secs(60), Arc::default());
+    for (events, expected) in [("b c", (201, "b c")), ("b", (200, "")), ("d", (201, "d"))] {
+        let request = Request::post("/hook").header("sets", "").body(Body::from(events));
+        let response = app.clone().oneshot(request.unwrap()).await.unwrap();
+        let status = response.status().as_u16();
+        let body = to_bytes(response.into_body(), 1_000).await.unwrap();
+        assert_eq!((status, &*body), (expected.0, expected.1.as_bytes()), "{events}");
+    }
 }
 
 async fn response_that_is_set_after_the_commit_does_not_count<S: Shared>() {
