@@ -263,20 +263,22 @@ pub(crate) fn chain(error: &(dyn std::error::Error + 'static)) -> String {
     let mut line = error.to_string();
     let mut next = error.source();
     while let Some(cause) = next {
-        #[cfg(any(feature = "postgres", feature = "sqlite"))]
-        if let Some(sqlx::Error::Database(refused)) = cause.downcast_ref() {
-            // Its `Display` ends with a line of the server's source.
-            line.push_str(": ");
-            line.push_str(refused.message());
-            break;
-        }
         let text = cause.to_string();
+        let text = without_source_line(&text);
         // The `Display` of some errors ends with their cause.
-        if !line.ends_with(&text) {
+        if !line.ends_with(text) {
             line.push_str(": ");
-            line.push_str(&text);
+            line.push_str(text);
         }
         next = cause.source();
     }
     escaped(&line).into_owned()
+}
+
+/// Removes the line of Postgres' source with which sqlx ends the text of an error (` at line 664`).
+fn without_source_line(text: &str) -> &str {
+    match text.rsplit_once(" at line ") {
+        Some((text, line)) if line.bytes().all(|byte| byte.is_ascii_digit()) => text,
+        _ => text,
+    }
 }
