@@ -48,6 +48,9 @@ pub struct Completion {
     parameter: String,
     /// The parameter of a statement that may be the first of its transaction.
     first: Option<String>,
+    /// The generation of the statement's plan, on connections of sqlx.
+    #[cfg(feature = "postgres")]
+    pub(crate) generation: Option<u32>,
     #[cfg(any(feature = "postgres", feature = "sqlite"))]
     pub(crate) own: Option<Own>,
 }
@@ -62,6 +65,9 @@ pub(crate) struct Own {
     pub(crate) lean: Option<Lean>,
     /// How long a transaction waits for those before it, in SQLite. `None` in Postgres.
     pub(crate) write_lock_timeout: Option<Duration>,
+    /// How long a transaction may be idle in Postgres, in milliseconds, if the crate bounds it.
+    #[cfg(feature = "postgres")]
+    pub(crate) idle_ms: Option<i32>,
 }
 
 /// A faster statement for one event, with its parameters. It refuses by writing no row.
@@ -73,7 +79,6 @@ pub(crate) struct Lean {
     pub(crate) token: u128,
     pub(crate) mark: String,
     pub(crate) retention_ms: i64,
-    pub(crate) idle_ms: i32,
 }
 
 impl Completion {
@@ -84,6 +89,8 @@ impl Completion {
             sql: sql.into(),
             parameter: parameter.into(),
             first: None,
+            #[cfg(feature = "postgres")]
+            generation: None,
             #[cfg(any(feature = "postgres", feature = "sqlite"))]
             own: None,
         }
@@ -93,6 +100,11 @@ impl Completion {
     #[cfg(feature = "postgres")]
     pub(crate) fn with_first(self, parameter: String) -> Self {
         Self { first: Some(parameter), ..self }
+    }
+
+    #[cfg(feature = "postgres")]
+    pub(crate) fn with_generation(self, generation: Option<u32>) -> Self {
+        Self { generation, ..self }
     }
 
     #[cfg(any(feature = "postgres", feature = "sqlite"))]

@@ -1,9 +1,11 @@
 //! Transactions of handlers over sqlx, in which a store of this crate completes events.
 
 use std::future::Future;
+use std::time::Duration;
 
 use sqlx::pool::PoolConnection;
 use sqlx::{Connection, Database, Pool, SqlSafeStr, Transaction};
+use tokio::time::timeout;
 
 use super::completion::Completion;
 use crate::error::StoreError;
@@ -28,9 +30,14 @@ pub trait CompletionDatabase: Database<Connection: CompletionConnection> + Seale
         pool: &Pool<Self>,
     ) -> impl Future<Output = Result<Connected<Self>, E>> + Send;
 
-    /// Returns the statement that begins a transaction with this mark.
+    /// How long sqlx may test an idle connection of a pool, which may have fallen silent. `None` if it leads to no other
+    /// machine.
     #[doc(hidden)]
-    fn begin_statement(mark: &str) -> String;
+    const TEST_TIMEOUT: Option<Duration>;
+
+    /// Returns the statement that begins a transaction with this mark. It fails in a transaction that was left open.
+    #[doc(hidden)]
+    fn begin_statement(completion: &Completion, mark: &str) -> String;
 }
 
 /// A connection of sqlx on which [`Delivery::complete_in`](crate::Delivery::complete_in) completes events.
@@ -57,6 +64,10 @@ pub trait CompletionConnection: Connection + Sealed {
         &mut self,
         completion: &Completion,
     ) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
+
+    /// Returns whether somebody has left a transaction open that sqlx does not know of. So does a connection that is broken.
+    #[doc(hidden)]
+    fn is_left_open(&mut self) -> impl Future<Output = bool> + Send;
 }
 
 /// What an error of a handler's transaction means.
@@ -81,9 +92,10 @@ pub(crate) enum Fault {
 }
 
 /// The texts of the refusals, of which each begins so.
-const REFUSALS: [(&str, Fault); 4] = [
+const REFUSALS: [(&str, Fault); 5] = [
     ("tower_dedup: nothing was written", Fault::Unwritten),
     ("tower_dedup: the transaction has ended", Fault::Ended),
+    ("tower_dedup: no transaction is open", Fault::Ended),
     ("tower_dedup: an event has no row", Fault::MissingRow),
     ("tower_dedup: ", Fault::AlreadyComplete),
 ];
@@ -135,8 +147,8 @@ pub(crate) fn fault(error: &sqlx::Error) -> Fault {
 
 /// Begins a transaction; `None` if the store completes its events in another kind of database. `BEGIN`
 /// has a task of its own: in sqlx up to 0.9.0, a dropped one leaves its connection in a transaction
-/// ([sqlx#4385](https://github.com/transact-rs/sqlx/issues/4385)). Closes connections that sqlx believes to be in a
-/// transaction, and those in an aborted one: no transaction begins on them.
+/// ([sqlx#4385](https://github.com/transact-rs/sqlx/issues/4385)). Closes connections that are in a transaction already: no
+/// other begins on them.
 pub(crate) async fn begin<
     DB: CompletionDatabase,
     E: From<StoreError> + From<sqlx::Error> + Send,
@@ -147,16 +159,15 @@ pub(crate) async fn begin<
 ) -> Result<Option<(Transaction<'static, DB>, DB::Turn)>, E> {
     let connected = DB::connect::<E>(completion, pool).await?;
     let Some((mut connection, turn)) = connected else { return Ok(None) };
-    let (pool, statement) = (pool.clone(), DB::begin_statement(mark));
+    let (pool, statement) = (pool.clone(), DB::begin_statement(completion, mark));
     let begin = async move {
         for _ in 0..=pool.options().get_max_connections() {
             let statement = sqlx::AssertSqlSafe(statement.clone()).into_sql_str();
             let begun = Transaction::begin(connection, Some(statement)).await;
-            if !begun.as_ref().is_err_and(is_of_an_aborted_transaction) {
+            if !begun.as_ref().is_err_and(is_left_open) {
                 return Ok(Some((begun?, turn)));
             }
-            let _ = pool.acquire().await?.close().await;
-            connection = acquire(&pool).await?;
+            connection = after_closing_one(&pool).await?;
         }
         Err(sqlx::Error::PoolTimedOut)
     };
@@ -170,7 +181,7 @@ pub(crate) async fn acquire<DB: CompletionDatabase>(
     pool: &Pool<DB>,
 ) -> sqlx::Result<PoolConnection<DB>> {
     for _ in 0..=pool.options().get_max_connections() {
-        let connection = pool.acquire().await?;
+        let connection = tested(pool).await?;
         if !connection.is_in_transaction() {
             return Ok(connection);
         }
@@ -180,7 +191,58 @@ pub(crate) async fn acquire<DB: CompletionDatabase>(
     Err(sqlx::Error::PoolTimedOut)
 }
 
-fn is_of_an_aborted_transaction(error: &sqlx::Error) -> bool {
-    let code = error.as_database_error().and_then(sqlx::error::DatabaseError::code);
-    code.is_some_and(|code| code == "25P02")
+/// Returns a connection of the pool. sqlx tests an idle one without a bound, and one that has fallen silent never replies.
+async fn tested<DB: CompletionDatabase>(pool: &Pool<DB>) -> sqlx::Result<PoolConnection<DB>> {
+    // Without an idle connection there is none to test, and whoever waits for a busy pool keeps its place in the line.
+    let Some(bound) = DB::TEST_TIMEOUT.filter(|_| pool.num_idle() > 0) else {
+        return pool.acquire().await;
+    };
+    match timeout(bound, pool.acquire()).await {
+        Err(_) | Ok(Err(sqlx::Error::PoolTimedOut)) => {}
+        Ok(acquired) => return acquired,
+    }
+    // sqlx has closed the connection, because its test was dropped. The machine behind it may have gone, and with it the
+    // other connections.
+    while let Some(idle) = pool.try_acquire() {
+        drop(idle.detach());
+    }
+    pool.acquire().await
+}
+
+/// How long one idle connection is asked. It may have fallen silent.
+const ASK: Duration = Duration::from_millis(100);
+
+/// Closes the connection that was left open in a transaction, and returns another one. sqlx has given it back to the pool,
+/// so the idle connections are asked. If a task has got it in between, that one fails.
+async fn after_closing_one<DB: CompletionDatabase>(
+    pool: &Pool<DB>,
+) -> sqlx::Result<PoolConnection<DB>> {
+    let mut connection = acquire(pool).await?;
+    if connection.is_left_open().await {
+        let _ = connection.close().await;
+        return acquire(pool).await;
+    }
+    // They stay out of the pool until the search is over.
+    let mut sound = Vec::new();
+    while let Some(mut idle) = pool.try_acquire() {
+        if timeout(ASK, idle.is_left_open()).await.unwrap_or(true) {
+            let _ = idle.close().await;
+            break;
+        }
+        sound.push(idle);
+    }
+    Ok(connection)
+}
+
+/// Returns whether a transaction did not begin because its connection is in one: one that goes on, or one that an error has
+/// aborted.
+pub(super) fn is_left_open(error: &sqlx::Error) -> bool {
+    let Some(error) = error.as_database_error() else { return false };
+    match error.code().as_deref() {
+        Some("25001" | "25P02") => true,
+        Some("1") => error.message().contains("within a transaction"),
+        // SQLite looks first whether it may write after what the transaction has read.
+        Some("517") => true,
+        _ => false,
+    }
 }

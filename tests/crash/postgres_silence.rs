@@ -281,6 +281,33 @@ async fn service_recovers_within_4_s_after_all_connections_have_fallen_silent() 
     }
 }
 
+/// So does the pool of the handlers, whose idle connections sqlx tests without a bound: for one event at a time, and for
+/// many at once.
+#[tokio::test]
+async fn transactions_begin_within_5_s_after_all_connections_have_fallen_silent() {
+    const SOON: Duration = Duration::from_secs(5);
+    let database = Database::fresh().await;
+    for (connections, events) in [(1, 1), (10, 1), (10, 50)] {
+        let (proxy, pool) = database.proxied(connections).await;
+        let service = support::effects::transactional(&pool).layer(write(&pool));
+        let all = join_all((0..connections).map(|_| pool.acquire())).await;
+        assert!(all.iter().all(Result::is_ok));
+        drop(all);
+        let id = |event: &str| format!("{connections} {events} {event}");
+        until_acknowledged(&service, &id("before")).await;
+        let size = usize::try_from(connections).unwrap();
+        until(|| std::future::ready(pool.num_idle() == size)).await;
+        proxy.silence();
+        let start = Instant::now();
+        let ids: Vec<_> = (0..events).map(|event| id(&format!("{event}"))).collect();
+        join_all(ids.iter().map(|id| until_acknowledged(&service, id))).await;
+        assert!(start.elapsed() < SOON, "{connections} {events}: {:?}", start.elapsed());
+        for id in &ids {
+            assert_eq!(database.effects_and_key(id).await, 1);
+        }
+    }
+}
+
 /// The lease is renewed over a fresh connection, so that no other process takes the event over.
 #[tokio::test]
 async fn lease_is_renewed_when_all_connections_fall_silent() {

@@ -1,10 +1,13 @@
 //! Handlers that ignore an error, end the transaction by raw SQL, or complete in a savepoint: on Postgres and on SQLite.
 
+use futures_util::future::join_all;
+use tower_dedup::DedupLayer;
 use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
 
-use super::fixture::{CONNECTIONS, on_both, send, started};
+use super::fixture::{CONNECTIONS, Db, World, app, on_both, send, started};
 use support::places::{Postgres, Shared, Sqlite};
-use support::{answered, dedup_key, state};
+use support::words::Sql;
+use support::{answered, by_header, dedup_key, state, until};
 
 on_both!(
     no_misuse_is_a_2xx_without_its_effect,
@@ -91,4 +94,59 @@ async fn sqlite_insert_or_rollback_that_is_ignored_is_no_2xx() {
     }
     assert_eq!(answered(&send(&app, "b", "begin insert commit").await), (200, None));
     assert_eq!(db.effects().await, ["a", "b"]);
+}
+
+/// Somebody has left a transaction open on a connection of the pool, by a raw `BEGIN`. No event joins it: its connection is
+/// closed, also while the pool is busy.
+async fn transaction_that_was_left_open_is_closed<S: Shared>(statement: &str) {
+    let (db, world) = (Db::<S>::create().await, World::default());
+    // A batch of the adapter would write in the transaction.
+    let layer = DedupLayer::transactional(by_header(), db.other_adapter().await);
+    let app = app(&db, layer, &world);
+    let mut expected = Vec::new();
+    // The pool gives its idle connections in turn.
+    for (is_busy, events) in [(false, 20), (true, 1), (true, 20)] {
+        let mut all = all_connections(&db).await;
+        for sql in ["BEGIN", statement] {
+            // An error aborts the transaction on Postgres.
+            drop(S::Database::run(&mut all[0], sql.to_owned()).await);
+        }
+        let busy = all.split_off(if is_busy { 1 } else { all.len() });
+        let idle = usize::try_from(CONNECTIONS).unwrap() - busy.len();
+        drop(all);
+        until(|| db.pool.num_idle() == idle).await;
+        let ids: Vec<_> = (0..events).map(|event| format!("{is_busy} {events} {event}")).collect();
+        for answer in join_all(ids.iter().map(|id| send(&app, id, "begin insert commit"))).await {
+            assert_eq!(answered(&answer), (200, None), "{is_busy} {events}");
+        }
+        expected.extend(ids);
+        drop(busy);
+        // No connection is in a transaction: what is written on each is committed.
+        for (number, connection) in all_connections(&db).await.iter_mut().enumerate() {
+            let id = format!("{is_busy} {events} probe {number}");
+            let insert = format!("INSERT INTO effects (id) VALUES ('{id}')");
+            S::Database::run(connection, insert).await.unwrap();
+            expected.push(id);
+        }
+        expected.sort();
+        assert_eq!(db.effects().await, expected);
+    }
+}
+
+async fn all_connections<S: Shared>(db: &Db<S>) -> Vec<sqlx::pool::PoolConnection<S::Database>> {
+    let all = join_all((0..CONNECTIONS).map(|_| db.pool.acquire())).await;
+    all.into_iter().map(Result::unwrap).collect()
+}
+
+#[tokio::test]
+async fn postgres_transaction_that_was_left_open_is_not_joined() {
+    for statement in ["INSERT INTO effects (id) VALUES ('left open')", "SELECT nonsense"] {
+        transaction_that_was_left_open_is_closed::<Postgres>(statement).await;
+    }
+}
+
+/// Without a write: SQLite's own lock of the file would keep all others out.
+#[tokio::test]
+async fn sqlite_transaction_that_was_left_open_fails_no_event() {
+    transaction_that_was_left_open_is_closed::<Sqlite>("SELECT id FROM effects").await;
 }

@@ -6,23 +6,26 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use http::{Request, Response};
+use sqlx::postgres::PgPoolOptions;
 use sqlx::sqlite::SqlitePoolOptions;
 use sqlx::{AssertSqlSafe, Executor, PgConnection, PgPool};
 use tower::Layer;
 use tower::service_fn;
 use tower::util::BoxCloneSyncService;
-use tower_dedup::adapter::PostgresAdapter;
+use tower_dedup::adapter::contract::DedupAdapter;
 use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
+use tower_dedup::adapter::{PostgresAdapter, PostgresOptions};
 use tower_dedup::{
-    CommitError, CommitErrorKind, Deduplicator, Delivery, ResponseBody, RunError, RunOutcome,
+    CommitError, CommitErrorKind, DedupLayer, Deduplicator, Delivery, ResponseBody, RunError,
+    RunOutcome,
 };
 
 use super::fixture::{send as send_script, started};
 use support::effects::{
-    Boxed, Database, MINUTE, answer, effect, transactional, until_acknowledged,
+    Boxed, Database, MINUTE, answer, effect, transactional, until_acknowledged, write,
 };
 use support::places::Postgres;
-use support::{Body, answered, dedup_key, request, send};
+use support::{Body, answered, by_header, dedup_key, request, send, terms};
 
 type Deduplicated = BoxCloneSyncService<Request<Body>, Response<ResponseBody<Body>>, Infallible>;
 
@@ -70,14 +73,17 @@ async fn completion_is_committed_to_disk() {
     {
         let pool = database.pool_set(3, &[("synchronous_commit", setting)]);
         let worker = Deduplicator::transactional(PostgresAdapter::new(pool.clone()));
-        for is_early in [false, true] {
+        for (when, found) in [("late", found), ("early", found), ("early, then weakened", "on")] {
             database.run("TRUNCATE commits").await;
-            let key = dedup_key(&format!("{setting} {is_early}"));
+            let key = dedup_key(&format!("{setting} {when}"));
             let ran = worker.run(&key, async |event| {
                 let mut tx = event.begin(&pool).await?;
                 effect(&mut tx, &event).await?;
-                if is_early {
+                if when != "late" {
                     tx.complete().await?;
+                }
+                if when.ends_with("weakened") {
+                    tx.execute("SET LOCAL synchronous_commit = off").await?;
                 }
                 tx.commit().await
             });
@@ -86,46 +92,182 @@ async fn completion_is_committed_to_disk() {
                 .fetch_all(database.effects.pool())
                 .await
                 .unwrap();
-            assert_eq!(commits, [found], "{setting} {is_early}");
+            assert_eq!(commits, [found], "{setting} {when}");
         }
     }
 }
 
-/// The bounds of a completion are for its transaction. `lock_timeout` is for its statement only, and what the handler has
-/// set stays.
+const IDLE: &str = "idle_in_transaction_session_timeout";
+
+/// The bounds are for one transaction: `begin` sets how long it may be idle, whatever the session has, and a completion
+/// by another driver only where the session has none. A completion sets `lock_timeout` for its statement only. The
+/// settings of a handler stay.
 #[tokio::test]
-async fn bounds_are_set_only_where_the_handler_has_none() {
+async fn transaction_has_its_bounds_and_the_handler_may_change_them() {
+    const SECONDS: [Option<Duration>; 3] =
+        [Some(Duration::from_secs(60)), Some(Duration::from_secs(5)), None];
     let database = Database::fresh().await;
-    let pool = database.pool(3);
-    let adapter = PostgresAdapter::new(pool.clone());
-    for (timeout, before, idle) in [
-        (None, ["0", "0"], "1min"),
-        (Some(Duration::from_secs(90)), ["0", "0"], "92s"),
-        (None, ["7s", "3s"], "3s"),
+    for (option, timeout, session, begun, other) in [
+        (SECONDS[0], None, "0", "1min", "1min"),
+        (SECONDS[0], None, "3s", "1min", "3s"),
+        (SECONDS[0], Some(90), "3s", "92s", "3s"),
+        (SECONDS[1], None, "0", "5s", "5s"),
+        (SECONDS[1], Some(90), "0", "92s", "92s"),
+        (SECONDS[2], Some(90), "3s", "3s", "3s"),
+        (SECONDS[2], None, "0", "0", "0"),
     ] {
-        let mut worker = Deduplicator::transactional(adapter.clone());
+        let pool = database.pool_set(1, &[(IDLE, session)]);
+        let options = PostgresOptions::new().transaction_idle_timeout(option);
+        let adapter = PostgresAdapter::with_options(pool.clone(), options);
+        let mut worker = Deduplicator::transactional(adapter);
         if let Some(timeout) = timeout {
-            worker = worker.handler_timeout(timeout);
+            worker = worker.handler_timeout(Duration::from_secs(timeout));
         }
-        let key = dedup_key(&format!("{timeout:?} {before:?}"));
+        for set in [None, Some("7s"), Some("0")] {
+            let case = format!("{option:?} {timeout:?} {session} {set:?}");
+            let key = dedup_key(&case);
+            let ran = worker.run(&key, async |event| {
+                let mut tx = event.begin(&pool).await?;
+                // Nothing has taken a snapshot.
+                tx.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ").await?;
+                if let Some(set) = set {
+                    let set =
+                        format!("SET LOCAL lock_timeout = '{set}'; SET LOCAL {IDLE} = '{set}'");
+                    tx.execute(sqlx::raw_sql(AssertSqlSafe(set))).await?;
+                }
+                tx.complete().await?;
+                effect(&mut tx, &event).await?;
+                assert_eq!(show(&mut tx, "lock_timeout").await, set.unwrap_or("0"), "{case}");
+                assert_eq!(show(&mut tx, IDLE).await, set.unwrap_or(begun), "{case}");
+                tx.commit().await
+            });
+            assert_eq!(ran.await.unwrap(), RunOutcome::First(()));
+        }
+        let key = dedup_key(&format!("{option:?} {timeout:?} {session}"));
         let ran = worker.run(&key, async |event| {
-            let mut tx = event.begin(&pool).await?;
-            let [lock, idle_before] = before;
-            let set = format!("SET LOCAL lock_timeout = '{lock}'; SET LOCAL idle_in_transaction_session_timeout = '{idle_before}'");
-            tx.execute(sqlx::raw_sql(AssertSqlSafe(set))).await?;
+            let mut tx = pool.begin().await?;
             effect(&mut tx, &event).await?;
-            tx.complete().await?;
-            assert_eq!(show(&mut tx, "lock_timeout").await, lock);
-            assert_eq!(show(&mut tx, "idle_in_transaction_session_timeout").await, idle);
-            tx.commit().await
+            event.complete_in(&mut *tx).await?;
+            assert_eq!(show(&mut tx, "lock_timeout").await, "0");
+            assert_eq!(show(&mut tx, IDLE).await, other, "{option:?} {timeout:?} {session}");
+            Ok::<_, CommitError>(tx.commit().await?)
         });
         assert_eq!(ran.await.unwrap(), RunOutcome::First(()));
         // Nothing is left on the connection.
         let mut connection = pool.acquire().await.unwrap();
-        for setting in ["lock_timeout", "idle_in_transaction_session_timeout"] {
-            assert_eq!(show(&mut connection, setting).await, "0");
+        for (setting, before) in [("lock_timeout", "0"), (IDLE, session)] {
+            assert_eq!(show(&mut connection, setting).await, before);
         }
     }
+}
+
+/// A process hangs after its write and before its completion, as one that was stopped, or whose machine has vanished. Its
+/// row is unique, and its takeover writes the same one.
+#[tokio::test]
+async fn takeover_waits_for_no_transaction_of_a_process_that_hangs() {
+    const SECOND: Duration = Duration::from_secs(1);
+    let database = Database::fresh().await;
+    database.run("CREATE UNIQUE INDEX ON effects (id)").await;
+    let options = || PostgresOptions::new().transaction_idle_timeout(SECOND);
+    let (hung, wakes) = (tokio::sync::oneshot::channel(), std::sync::mpsc::channel::<()>());
+    let (connect, sender) = (database.options(), hung.0);
+    let first = std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let pool = PgPoolOptions::new().connect_lazy_with(connect);
+            let adapter = PostgresAdapter::with_options(pool.clone(), options());
+            let worker = Deduplicator::transactional(adapter).lease(SECOND);
+            let key = dedup_key("a");
+            let ran = worker.run(&key, async |event| {
+                let mut tx = event.begin(&pool).await?;
+                effect(&mut tx, &event).await?;
+                sender.send(()).unwrap();
+                // The whole runtime: the lease is not renewed.
+                wakes.1.recv().unwrap();
+                tx.commit().await
+            });
+            ran.await
+        })
+    });
+    hung.1.await.unwrap();
+    let pool = database.pool(4);
+    let adapter = PostgresAdapter::with_options(pool.clone(), options());
+    let layer = DedupLayer::transactional(by_header(), adapter).lease(SECOND);
+    let start = Instant::now();
+    until_acknowledged(&layer.layer(write(&pool)), "a").await;
+    assert!(start.elapsed() < MINUTE / 3, "{:?}", start.elapsed());
+    wakes.0.send(()).unwrap();
+    let first = first.join().unwrap();
+    assert!(!matches!(first, Ok(RunOutcome::First(()))), "{first:?}");
+    assert_eq!(database.effects_and_key("a").await, 1);
+}
+
+/// Prepared on a connection of the handlers while the table was tiny, the statements of a completion would read all of it.
+/// What this process claims shows that the table grows.
+#[tokio::test]
+async fn completion_is_planned_again_when_the_table_has_grown() {
+    const ROWS: usize = 60_000;
+    let database = Database::fresh().await;
+    let pool = database.pool(1);
+    let adapter = PostgresAdapter::new(database.pool(2));
+    adapter.migrate().await.unwrap();
+    // What the statements of a transaction have read.
+    database
+        .run(
+            "CREATE TABLE reads (n int8); \
+             CREATE FUNCTION look() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
+             INSERT INTO reads SELECT seq_tup_read FROM pg_stat_xact_user_tables \
+             WHERE relname = 'webhook_deliveries'; RETURN NULL; END $$; \
+             CREATE CONSTRAINT TRIGGER look AFTER INSERT ON effects INITIALLY DEFERRED \
+             FOR EACH ROW EXECUTE FUNCTION look()",
+        )
+        .await;
+    let worker = Deduplicator::transactional(adapter.clone());
+    let deliver = async |when: &str| {
+        for how in ["late", "early", "in"] {
+            // The sixth execution of a statement has a plan for all parameters.
+            for number in 0..6 {
+                let key = dedup_key(&format!("{when} {how} {number}"));
+                let ran = worker.run(&key, async |event| {
+                    if how == "in" {
+                        let mut tx = pool.begin().await?;
+                        effect(&mut tx, &event).await?;
+                        event.complete_in(&mut *tx).await?;
+                        return Ok::<_, CommitError>(tx.commit().await?);
+                    }
+                    let mut tx = event.begin(&pool).await?;
+                    effect(&mut tx, &event).await?;
+                    if how == "early" {
+                        tx.complete().await?;
+                    }
+                    tx.commit().await
+                });
+                assert_eq!(ran.await.unwrap(), RunOutcome::First(()));
+            }
+        }
+    };
+    let tiny = adapter.completion(&[dedup_key("a")], &terms(), None).unwrap();
+    deliver("tiny").await;
+    database.run("ANALYZE webhook_deliveries").await;
+    deliver("analyzed").await;
+    join_all((0..1_000).map(async |number| {
+        adapter.claim(&dedup_key(&format!("row {number}")), &terms()).await.unwrap()
+    }))
+    .await;
+    database
+        .run(format!(
+            "INSERT INTO webhook_deliveries (key, namespace, id, attempts, takeover, first_seen_at, expires_at) \
+             SELECT gen_random_uuid(), 'test', n, 1, false, now(), now() FROM generate_series(1, {ROWS}) AS n; \
+             TRUNCATE reads"
+        ))
+        .await;
+    deliver("grown").await;
+    let reads = sqlx::query_scalar("SELECT max(n) FROM reads").fetch_one(database.effects.pool());
+    let reads: i64 = reads.await.unwrap();
+    assert!(reads < i64::try_from(ROWS).unwrap(), "{reads} rows read");
+    // For other drivers, it is one statement.
+    let grown = adapter.completion(&[dedup_key("b")], &terms(), None).unwrap();
+    assert_eq!(tiny.sql(), grown.sql());
 }
 
 /// They would wait for each other without an end.
@@ -289,7 +431,7 @@ async fn begin_on_another_pool_is_an_error() {
     })
     .await;
     let at_once = Duration::from_millis(100);
-    let busy = sqlx::postgres::PgPoolOptions::new().max_connections(1).acquire_timeout(at_once);
+    let busy = PgPoolOptions::new().max_connections(1).acquire_timeout(at_once);
     let busy = busy.connect_lazy_with(database.options());
     // Connecting may take longer than that on a busy machine.
     let _taken = loop {

@@ -37,6 +37,7 @@ pub struct PostgresOptions {
     pub(crate) schema: Option<String>,
     pub(super) durable_claims: bool,
     pub(super) statement_timeout: Duration,
+    pub(super) transaction_idle_timeout: Option<Duration>,
     pub(super) makes_table: bool,
 }
 
@@ -50,6 +51,7 @@ impl PostgresOptions {
             schema: None,
             durable_claims: false,
             statement_timeout: Duration::from_secs(5),
+            transaction_idle_timeout: Some(Duration::from_secs(60)),
             makes_table: true,
         }
     }
@@ -122,12 +124,28 @@ impl PostgresOptions {
         Self { statement_timeout: timeout, ..self }
     }
 
+    /// Sets how long a handler's transaction may be idle. The default is 60 s, or
+    /// [`handler_timeout`](crate::DedupLayer::handler_timeout) if that is longer; `None` leaves it to the server.
+    ///
+    /// After that the server ends the session and rolls back: without a bound, a process that hangs in its transaction, or
+    /// whose machine has vanished, would hold its rows for ever, and the retry of its event would wait for them.
+    /// [`Delivery::begin`](crate::Delivery::begin) sets `idle_in_transaction_session_timeout` for its transaction, whatever
+    /// the session has; the handler may change it by `SET LOCAL`. A completion by another driver sets it where the session
+    /// has none. A time that is spent in a statement does not count.
+    ///
+    /// A time below 1 ms is invalid.
+    pub fn transaction_idle_timeout(self, timeout: impl Into<Option<Duration>>) -> Self {
+        Self { transaction_idle_timeout: timeout.into(), ..self }
+    }
+
     pub(super) fn check(&self) -> Result<(), ConfigError> {
         self.sql.check()?;
         self.schema.as_deref().map_or(Ok(()), |schema| check_name("schema", schema))?;
         let connections = self.sql.bounds.workers;
         check(connections > 0, "connections", "at least 1", &connections)?;
-        check_timeout("statement_timeout", self.statement_timeout)
+        check_timeout("statement_timeout", self.statement_timeout)?;
+        let idle = self.transaction_idle_timeout;
+        idle.map_or(Ok(()), |idle| check_timeout("transaction_idle_timeout", idle))
     }
 
     /// Reads a URL: the names of the table and the schema into these options, everything else into

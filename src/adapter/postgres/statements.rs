@@ -178,7 +178,8 @@ const FEW_ROWS: usize = 256;
 /// Postgres reuses the plan of a prepared statement until the table is analyzed. A plan that was made for
 /// a tiny table reads all rows, also after the table has grown. So the text of a statement has a generation in a
 /// comment: no setting of the session is needed, which PgBouncer would give to others. If other processes fill the
-/// table, autovacuum analyzes it after a minute.
+/// table, autovacuum analyzes it after a minute. The statements of a completion have it, too, on the handlers' connections:
+/// 15 ms in place of 0.4 ms after 60,000 rows. The text that other drivers get stays the same.
 #[derive(Debug, Default)]
 pub(super) struct Replanner(AtomicUsize);
 
@@ -188,12 +189,22 @@ impl Replanner {
         self.0.fetch_add(rows, Ordering::Relaxed);
     }
 
+    /// Returns the generation of the plans that are made now. `None` is that of the tiny table.
+    pub(super) fn generation(&self) -> Option<u32> {
+        (self.0.load(Ordering::Relaxed) / FEW_ROWS).checked_ilog2()
+    }
+
     /// Returns the statement with the comment of its generation.
     pub(super) fn text(&self, sql: &Arc<str>) -> Arc<str> {
-        match (self.0.load(Ordering::Relaxed) / FEW_ROWS).checked_ilog2() {
-            None => Arc::clone(sql),
-            Some(generation) => format!("{sql} /* {generation} */").into(),
-        }
+        of_generation(sql, self.generation())
+    }
+}
+
+/// Returns the statement with the comment of this generation.
+pub(super) fn of_generation(sql: &Arc<str>, generation: Option<u32>) -> Arc<str> {
+    match generation {
+        None => Arc::clone(sql),
+        Some(generation) => format!("{sql} /* {generation} */").into(),
     }
 }
 

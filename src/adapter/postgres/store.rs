@@ -189,7 +189,10 @@ impl SqlStore for PostgresStore {
     }
 
     fn completion(&self, keys: &[DedupKey], terms: &CallTerms, mark: Option<&str>) -> Completion {
-        completion(&self.statements(Wait::Briefly), keys, terms, mark)
+        let statements = &*self.statements(Wait::Briefly);
+        let generation = self.connections.replanner.generation();
+        let idle = self.options.transaction_idle_timeout;
+        completion((statements, generation), idle, keys, terms, mark)
     }
 }
 

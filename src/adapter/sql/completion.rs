@@ -6,21 +6,13 @@ use super::super::stored::{Fetch, StoredResponse};
 use super::super::terms::CallTerms;
 use crate::key::{DedupKey, hex};
 
-/// How long a transaction with a completion may be idle, in milliseconds, unless its handler may run longer: a machine
-/// that vanishes would hold the rows until the server's keepalives end its session.
-const IDLE_MS: i32 = 60_000;
-
-/// Returns the bound on an idle transaction, in milliseconds.
-pub(in crate::adapter) fn idle_ms(terms: &CallTerms) -> i32 {
-    IDLE_MS.max(terms.handler_bound_ms)
-}
-
 /// Returns the text of a JSON object: the events as `event` names each with the hex digits of its payload's SHA-256,
-/// their terms, and the response that is stored with all of them. Bytes are in hex.
+/// their terms, and the response that is stored with all of them. Bytes are in hex. `idle_ms` is the bound on an idle
+/// transaction, where the statement sets it.
 pub(in crate::adapter) fn completion_json(
     keys: &[DedupKey],
     terms: &CallTerms,
-    retention_ms: i64,
+    (retention_ms, idle_ms): (i64, Option<i32>),
     mark: Option<&str>,
     first: bool,
     event: impl Fn(&DedupKey, Option<String>) -> Value,
@@ -39,7 +31,7 @@ pub(in crate::adapter) fn completion_json(
         // lease at most: the lease of the claim may be over.
         "lease_ms": awaits.then(|| terms.lease_ms().min(retention_ms)),
         "retention_ms": retention_ms,
-        "idle_ms": idle_ms(terms),
+        "idle_ms": idle_ms,
         "events": events.collect::<Vec<_>>(),
         "status": response.map(|response| response.status.as_u16()),
         "headers": response.map(StoredResponse::headers_json),

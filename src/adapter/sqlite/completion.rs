@@ -11,7 +11,7 @@ use super::super::contract::CallTerms;
 use super::super::sql::completion::completion_json;
 use super::super::sql::statement::query;
 use super::super::sqlx_transaction::{
-    CompletionConnection, CompletionDatabase, Connected, Sealed, acquire,
+    CompletionConnection, CompletionDatabase, Connected, Sealed, acquire, is_left_open,
 };
 use super::statements::Statements;
 use super::write_lock::{FileLocks, WriteGuard, locked, locks_of};
@@ -27,12 +27,14 @@ pub(super) fn completion(
     mark: Option<&str>,
 ) -> Completion {
     let event = |key: &DedupKey, sha256| json!([key.namespace(), key.id(), sha256]);
-    let parameter = completion_json(keys, terms, terms.retention_ms(), mark, false, event);
+    let parameter = completion_json(keys, terms, (terms.retention_ms(), None), mark, false, event);
     Completion::new(Arc::clone(&statements.completion), parameter).with_own(Own {
         check: Arc::clone(&statements.completion_check),
         #[cfg(feature = "postgres")]
         lean: None,
         write_lock_timeout: Some(write_lock_timeout),
+        #[cfg(feature = "postgres")]
+        idle_ms: None,
     })
 }
 
@@ -41,9 +43,11 @@ impl Sealed for Sqlite {}
 impl CompletionDatabase for Sqlite {
     type Turn = (WriteGuard, WriteGuard);
 
+    const TEST_TIMEOUT: Option<Duration> = None;
+
     /// The line of handlers comes before the connection: those that wait leave the pool to the one that runs. The line of
-    /// the file comes after it: while a handler waits for its pool, others write. A batch waits there behind one handler
-    /// and not behind all.
+    /// the file comes after it, as for a batch: while a handler waits for its pool, others write. A batch waits there behind
+    /// one handler and not behind all.
     async fn connect<E: From<StoreError> + From<sqlx::Error> + Send>(
         completion: &Completion,
         pool: &SqlitePool,
@@ -58,7 +62,7 @@ impl CompletionDatabase for Sqlite {
     }
 
     /// The savepoint shows whether the transaction goes on: an ignored `INSERT OR ROLLBACK` ends it.
-    fn begin_statement(_: &str) -> String {
+    fn begin_statement(_: &Completion, _: &str) -> String {
         "BEGIN IMMEDIATE; SAVEPOINT tower_dedup".to_owned()
     }
 }
@@ -80,9 +84,27 @@ impl CompletionConnection for SqliteConnection {
     }
 
     async fn complete_in(&mut self, completion: &Completion) -> Result<(), sqlx::Error> {
-        finds(self, &completion.sql, completion).await.map(drop)
+        // It must fail. Outside of a transaction, or after an error that has ended it, as that of a full disk may, the
+        // completion would commit alone.
+        match sqlx::raw_sql(PROBE).execute(&mut *self).await {
+            Ok(_) => sqlx::raw_sql(NOT_WITHIN).execute(self).await.map(drop),
+            Err(error) if is_left_open(&error) => {
+                finds(self, &completion.sql, completion).await.map(drop)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn is_left_open(&mut self) -> bool {
+        sqlx::raw_sql(PROBE).execute(self).await.is_err()
     }
 }
+
+/// Succeeds outside of a transaction, and leaves one as it is.
+const PROBE: &str = "BEGIN; ROLLBACK";
+
+/// An error: SQLite raises errors of its own in triggers only.
+const NOT_WITHIN: &str = "SELECT json_extract('[]', 'tower_dedup: no transaction is open on the connection of this completion')";
 
 /// Executes a statement with the parameter of this completion. Returns `true` if it returns a row.
 async fn finds(

@@ -211,12 +211,15 @@ impl SqlStore for SqliteStore {
 
     /// A batch has the lock before it takes its calls: a write is executed only for a caller that still waits, and a
     /// release that follows needs the lock too. So it is a fence. The same with a second batch beside a late one.
+    ///
+    /// The connection comes first, as for the transaction of a handler: in two orders, a batch and a handler would each
+    /// wait for what the other has.
     async fn session(self: &Arc<Self>, _: bool) -> Result<Session, StoreError> {
+        let connection = acquire(&self.writer).await;
+        let connection = connection.map_err(|error| store_error("opening a connection", error))?;
         // After an error nothing was sent to the file.
         let (bound, refused) = (self.options.write_lock_timeout, StoreErrorKind::Refused);
         let lock = locked(&self.locks.writer, bound, refused).await?;
-        let connection = acquire(&self.writer).await;
-        let connection = connection.map_err(|error| store_error("opening a connection", error))?;
         Ok(Session::new(connection, &self.statements, Some(lock)))
     }
 

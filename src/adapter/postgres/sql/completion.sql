@@ -13,11 +13,11 @@ WITH asked AS MATERIALIZED (
   )
 ), bounds AS MATERIALIZED (
   -- For this transaction, and only where its user has set none. `lock_timeout` is for this statement: the last SELECT
-  -- sets it back.
+  -- sets it back. A transaction that this crate began has its bound on being idle.
   SELECT {durable} AS durability,
     CASE WHEN pg_catalog.current_setting('lock_timeout') = '0'
       THEN pg_catalog.set_config('lock_timeout', '{completion_timeout}', true) END AS lock_timeout,
-    CASE WHEN pg_catalog.current_setting('idle_in_transaction_session_timeout') = '0'
+    CASE WHEN a.idle_ms IS NOT NULL AND pg_catalog.current_setting('idle_in_transaction_session_timeout') = '0'
       THEN pg_catalog.set_config('idle_in_transaction_session_timeout', a.idle_ms::text, true) END AS idle_timeout,
     -- A completion alone, outside of the transaction with the effect, has written nothing before.
     a.first OR pg_catalog.pg_current_xact_id_if_assigned() IS NOT NULL AS is_within,

@@ -1,6 +1,5 @@
 -- Completes one event, as the last statement of a transaction that this crate began. The parameters are key, token,
--- mark, and, in milliseconds, the retention and the bound on an idle transaction. It refuses by writing no row: the
--- caller rolls back.
+-- mark, and the retention in milliseconds. It refuses by writing no row: the caller rolls back.
 --
 -- The settings stand in the WHERE and not in a CTE, which would cost a tenth of the rate. They are for this transaction,
 -- and only where its user has set none. RETURNING sets `lock_timeout` back: nobody else chooses this value.
@@ -17,8 +16,6 @@ WHERE t.key = $1::uuid
   AND pg_catalog.current_setting('tower_dedup.tx', true) = $3::text
   AND (pg_catalog.current_setting('synchronous_commit') NOT IN ('off', 'local', 'remote_write')
     OR pg_catalog.set_config('synchronous_commit', 'on', true) IS NOT NULL)
-  AND (pg_catalog.current_setting('idle_in_transaction_session_timeout') <> '0'
-    OR pg_catalog.set_config('idle_in_transaction_session_timeout', $5::text, true) IS NOT NULL)
   AND (pg_catalog.current_setting('lock_timeout') <> '0'
     OR pg_catalog.set_config('lock_timeout', '{completion_timeout}', true) IS NOT NULL)
 RETURNING CASE WHEN pg_catalog.current_setting('lock_timeout') = '{completion_timeout}'
