@@ -146,7 +146,7 @@ async fn completion_outside_of_a_transaction_is_refused() {
     });
     for (id, ran) in [("outside", outside), ("ended", ended.await)] {
         let Err(RunError::Handler(error)) = ran else { panic!("{id}: {ran:?}") };
-        assert_eq!(error.kind(), CommitErrorKind::Refused, "{id}");
+        assert_eq!(error.kind(), CommitErrorKind::TransactionEnded, "{id}");
         let source = std::error::Error::source(&error).unwrap().to_string();
         assert!(source.contains("no transaction is open"), "{id}: {source}");
         assert_eq!(state(&adapter, id).await, Some(KeyState::Released), "{id}");
