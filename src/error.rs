@@ -211,6 +211,13 @@ pub enum KeyErrorKind {
     Panicked,
 }
 
+impl KeyErrorKind {
+    /// Returns `true` if the value is there, once and readable, but cannot be an id.
+    pub(crate) const fn is_no_id(self) -> bool {
+        matches!(self, Self::Empty | Self::NotAnId)
+    }
+}
+
 impl KeyError {
     /// Makes an error of this kind. `place` names what was read: `"header webhook-id"`.
     pub fn new(kind: KeyErrorKind, place: impl Into<Cow<'static, str>>) -> Self {
