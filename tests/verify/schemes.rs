@@ -183,7 +183,7 @@ fn id_outside_the_signature_can_be_changed() {
     for (sender, header) in [
         (provider::GITHUB, "x-github-delivery"),
         (provider::GITEA, "x-gitea-delivery"),
-        (provider::SHOPIFY, "x-shopify-event-id"),
+        (provider::SHOPIFY, "x-shopify-webhook-id"),
         (provider::TWILIO, "i-twilio-idempotency-token"),
         (provider::BOX, "box-delivery-id"),
     ] {
