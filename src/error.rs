@@ -199,8 +199,6 @@ pub enum KeyErrorKind {
     TooLong,
     /// The request has no [scope](crate::DedupLayer::idempotency_key): the layer answers 500.
     MissingScope,
-    /// The value's percent-encoding is invalid.
-    InvalidEncoding,
     /// The delivery carries more keys than the layer accepts, or its ids are too long together.
     TooMany,
     /// A namespace is not 1 to 64 bytes without control characters.
@@ -249,7 +247,6 @@ impl fmt::Display for KeyError {
             KeyErrorKind::NotAnArray => "is not a JSON array",
             KeyErrorKind::InvalidString => "is not a structured-field string",
             KeyErrorKind::TooLong => "is too long",
-            KeyErrorKind::InvalidEncoding => "is not valid percent-encoding",
             KeyErrorKind::TooMany => "holds too many keys",
             KeyErrorKind::InvalidNamespace => "is not 1 to 64 bytes without control characters",
             KeyErrorKind::Rejected => "was rejected",
