@@ -200,8 +200,6 @@ pub enum KeyErrorKind {
     TooLong,
     /// The request has no [scope](crate::DedupLayer::idempotency_key): the layer answers 500.
     MissingScope,
-    /// The value's percent-encoding is invalid.
-    InvalidEncoding,
     /// The delivery carries more keys than the layer accepts, or its ids are too long together.
     TooMany,
     /// A namespace is not 1 to 64 bytes without control characters.
@@ -210,6 +208,13 @@ pub enum KeyErrorKind {
     Rejected,
     /// A closure of the application panicked: the layer answers 503, because the fault is not the sender's.
     Panicked,
+}
+
+impl KeyErrorKind {
+    /// Returns `true` if the value is there, once and readable, but cannot be an id.
+    pub(crate) const fn is_no_id(self) -> bool {
+        matches!(self, Self::Empty | Self::NotAnId)
+    }
 }
 
 impl KeyError {
@@ -243,7 +248,6 @@ impl fmt::Display for KeyError {
             KeyErrorKind::NotAnArray => "is not a JSON array",
             KeyErrorKind::InvalidString => "is not a structured-field string",
             KeyErrorKind::TooLong => "is too long",
-            KeyErrorKind::InvalidEncoding => "is not valid percent-encoding",
             KeyErrorKind::TooMany => "holds too many keys",
             KeyErrorKind::InvalidNamespace => "is not 1 to 64 bytes without control characters",
             KeyErrorKind::Rejected => "was rejected",

@@ -117,7 +117,7 @@ impl<'e> Events<'e> {
         }
         if let (Some((part, is_content)), None) = (&self.second, &event.second) {
             let [_, namespace] = self.namespaces.as_ref().map_err(KeyError::clone)?;
-            let Some(id) = part.read(request)? else { return Ok(()) };
+            let Some(id) = part.read_unless_blank(request)? else { return Ok(()) };
             add_bytes(&mut self.id_bytes[1], &id)?;
             event.set_second(DedupKey::in_namespace(namespace, &id)?, *is_content);
         }

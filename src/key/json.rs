@@ -175,6 +175,23 @@ pub(crate) fn items(body: &Bytes, arrays: &Arrays) -> Result<Option<Vec<Bytes>>,
     Ok((!is_missing).then(|| items.into_iter().map(|item| body.slice_ref(item)).collect()))
 }
 
+/// Returns the items of several arrays, in the order of `arrays`, as slices of `body`. A missing array has none. No
+/// pointer has a `*`, and the body is walked once.
+pub(crate) fn lists(body: &Bytes, arrays: &[Arrays]) -> Result<Vec<Vec<Bytes>>, KeyError> {
+    let ways = arrays.iter().map(|one| one.ways.first().map(Vec::as_slice).unwrap_or_default());
+    let found: Result<List<Option<Vec<&RawValue>>>, _> = walk(body, ways);
+    let fits = |list: &Option<Vec<_>>| list.as_ref().is_none_or(|list| list.len() <= MAX_EVENTS);
+    match found {
+        Ok(lists) if lists.iter().all(fits) => {
+            let slice = |item: &RawValue| body.slice_ref(item.get().as_bytes());
+            let of = |list: Option<Vec<_>>| list.into_iter().flatten().map(slice).collect();
+            Ok(lists.into_iter().map(of).collect())
+        }
+        // A walk for one array names the fault.
+        _ => arrays.iter().map(|one| Ok(items(body, one)?.unwrap_or_default())).collect(),
+    }
+}
+
 /// Returns the text without a byte order mark before it, which a parser may ignore (RFC 8259, section 8.1).
 pub(crate) fn without_mark(text: &[u8]) -> &[u8] {
     text.strip_prefix(b"\xef\xbb\xbf").unwrap_or(text)

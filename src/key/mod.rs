@@ -9,7 +9,8 @@
 //!    takes. An extractor returns keys, *bypass* (no event) or *missing*.
 //! 4. [`each`] makes an [`EachKey`]: it reads a part from every event of a JSON array.
 //! 5. A value that is repeated, empty or blank, not UTF-8, or holds a NUL is malformed. The layer answers
-//!    400 and claims nothing, because a guess could lose an event.
+//!    400 and claims nothing, because a guess could lose an event. A blank value of an
+//!    [`optional`](KeyPart::optional) part, and before an alternative of [`or`](KeyPart::or), is missing.
 //! 6. In a composed id, `%` and `|` inside a part are written `%25` and `%7C`, and `|` joins the
 //!    parts. So two different lists of parts never give one id, and the id stays readable.
 //! 7. An id over 255 bytes is replaced by its SHA-256 (64 lower-case hex digits), so that every
@@ -61,7 +62,7 @@ pub(crate) use extractor::{KeyExtractor, Rule};
 pub(crate) use id::{DedupKey, List, escaped, event_type};
 pub use id::{Event, Keys};
 pub(crate) use idempotency::whole_payload;
-pub(crate) use json::{Arrays, is_array, items, without_mark};
+pub(crate) use json::{Arrays, is_array, items, lists, without_mark};
 pub(crate) use part::compose;
 pub use part::{KeyPart, body_digest, form, from_fn, header, json, query};
 pub(crate) use request::FORM;

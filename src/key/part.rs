@@ -129,7 +129,9 @@ impl KeyPart {
 
     /// Reads the first value that is present.
     ///
-    /// If a value is malformed, the result is malformed: the next alternative is not tried.
+    /// A value that is blank, or a JSON value that is no id, is missing here, because another alternative may have the
+    /// id. If none has it, the result is malformed. Any other malformed value makes the result malformed: the next
+    /// alternative is not tried.
     #[must_use]
     pub fn or(self, other: Self) -> Self {
         let mut parts = if let Node::Or(parts) = self.0 { parts } else { vec![self] };
@@ -138,8 +140,10 @@ impl KeyPart {
     }
 
     /// Turns a missing value inside an [`and`](Self::and) into an empty part; otherwise it would
-    /// make the whole key missing. Outside an `and` this has no effect, because an id is never
-    /// empty.
+    /// make the whole key missing. A blank value is missing, too: some senders write `""` for a value that they do not
+    /// have. Outside an `and`, a missing value stays missing, because an id is never empty.
+    ///
+    /// A JSON value that is no id stays malformed: two events that differ only there would have one id.
     #[must_use]
     pub fn optional(self) -> Self {
         Self(Node::Optional(Box::new(self)))
@@ -154,13 +158,24 @@ impl KeyPart {
         Ok(digest::sha256(self.read_or_empty(request)?.as_bytes()))
     }
 
-    /// Reads the value. A missing value, also inside an `and`, is empty.
+    /// Reads the value. A missing or blank value, also inside an `and`, is empty.
     fn read_or_empty<'r>(&self, request: &RequestRef<'r>) -> Result<Cow<'r, str>, KeyError> {
         match &self.0 {
-            Node::And(parts) => Ok(join(parts, request)?.0.into()),
+            Node::And(parts) => {
+                let (id, is_id) = join(parts, request)?;
+                unless_blank(is_id.map(Some)).map(|_| id.into())
+            }
             Node::Optional(part) => part.read_or_empty(request),
-            _ => Ok(self.read(request)?.unwrap_or_default()),
+            _ => Ok(self.read_unless_blank(request)?.unwrap_or_default()),
         }
+    }
+
+    /// Reads the value in a place where none is needed: a blank value is missing.
+    pub(crate) fn read_unless_blank<'r>(
+        &self,
+        request: &RequestRef<'r>,
+    ) -> Result<Option<Cow<'r, str>>, KeyError> {
+        unless_blank(self.read(request))
     }
 
     /// Returns `true` for [`body_digest`].
@@ -201,18 +216,21 @@ impl KeyPart {
                 check_value(&value).map(|()| Some(Cow::Owned(value)))
             }
             Node::And(parts) => {
-                let (id, has_all) = join(parts, request)?;
-                return Ok(has_all.then_some(Cow::Owned(id)));
+                let (id, is_id) = join(parts, request)?;
+                return Ok(is_id?.then_some(Cow::Owned(id)));
             }
             Node::Or(parts) => {
+                let mut fault = None;
                 for part in parts {
-                    if let Some(value) = part.read(request)? {
-                        return Ok(Some(value));
+                    match part.read(request) {
+                        Ok(None) => {}
+                        Err(error) if error.kind().is_no_id() => drop(fault.get_or_insert(error)),
+                        value => return value,
                     }
                 }
-                return Ok(None);
+                return fault.map_or(Ok(None), Err);
             }
-            Node::Optional(part) => return part.read(request),
+            Node::Optional(part) => return part.read_unless_blank(request),
             Node::Known(result) => return result.clone().map(|value| value.map(Cow::Owned)),
             Node::Invalid(fault) => panic!("{fault}"),
         };
@@ -264,19 +282,40 @@ impl KeyPart {
     }
 }
 
-/// Returns the values of an `and`, joined, and whether they are an id. A missing value is empty.
-fn join(parts: &[KeyPart], request: &RequestRef<'_>) -> Result<(String, bool), KeyError> {
+/// Takes a blank value for a missing one.
+fn unless_blank<T>(value: Result<Option<T>, KeyError>) -> Result<Option<T>, KeyError> {
+    match value {
+        Err(error) if error.kind() == KeyErrorKind::Empty => Ok(None),
+        value => value,
+    }
+}
+
+/// Returns the values of an `and`, joined, and whether they are an id, or why a value is none. Such a value, and a
+/// missing one, is empty.
+fn join(
+    parts: &[KeyPart],
+    request: &RequestRef<'_>,
+) -> Result<(String, Result<bool, KeyError>), KeyError> {
     let mut id = String::new();
-    let (mut any, mut missing) = (false, false);
-    // All parts are read even if one is missing, because malformed is reported before missing.
+    let (mut any, mut missing, mut fault) = (false, false, None);
+    // All parts are read even if one is missing or no id, because every other fault is reported first.
     for (index, part) in parts.iter().enumerate() {
-        let value = part.read(request)?;
+        let value = match part.read(request) {
+            Err(error) if error.kind().is_no_id() => {
+                // A blank value may be missing, another one never.
+                if fault.as_ref().is_none_or(|it: &KeyError| it.kind() == KeyErrorKind::Empty) {
+                    fault = Some(error);
+                }
+                None
+            }
+            value => value?,
+        };
         any |= value.is_some();
         missing |= value.is_none() && !matches!(part.0, Node::Optional(_));
         push_part(&mut id, index, value.as_deref());
     }
     // With all parts optional and missing, an id of separators only would name many events.
-    Ok((id, any && !missing))
+    Ok((id, fault.map_or(Ok(any && !missing), Err)))
 }
 
 /// Returns the id of a list of parts, as an [`and`](KeyPart::and) of optional parts writes it.

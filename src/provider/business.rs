@@ -1,6 +1,6 @@
 //! E-mail services and business tools.
 
-use super::preset::{DAY, DEFAULTS, HOUR, Preset};
+use super::preset::{DAY, DEFAULTS, HOUR, MIB, Preset};
 use super::read::joined;
 use super::scheme::Part::{Body, Fixed, Method, Millis, Rfc3339, Seconds, Url};
 use super::scheme::{Proof, Scheme};
@@ -60,7 +60,8 @@ pub const SENDGRID: Preset = Preset {
 /// `X-PM-Webhook-Trace-Id`.
 ///
 /// Postmark sends this header when it can, and it is the same on every retry. It does not precede the fields, because
-/// keys that are stored would run again. Postmark signs nothing. After a 4xx other than 408 and 429, it sends an event
+/// keys that are stored would run again. Postmark signs nothing. An inbound message carries its attachments, up to 35 MB,
+/// in base64; a route for the other records can have a smaller [`body_limit`](crate::DedupLayer::body_limit). After a 4xx other than 408 and 429, it sends an event
 /// of an outbound message no more.
 pub const POSTMARK: Preset = Preset {
     name: "postmark",
@@ -76,6 +77,7 @@ pub const POSTMARK: Preset = Preset {
     },
     event_type: Some(|| key::json("/RecordType")),
     floor: 7 * DAY, // our estimate: a person can send an inbound message again at any time
+    max_body: Some(64 * MIB), // 35 MB of attachments in base64, two texts and the headers
     sample: r#"{"RecordType":"Bounce","ID":{number}}"#,
     ..DEFAULTS
 };

@@ -3,7 +3,7 @@
 use std::sync::LazyLock;
 
 use super::preset::{DAY, DEFAULTS, HOUR, MIB, Preset};
-use super::read::{cloud_events_or, header_is, value};
+use super::read::{cloud_events_or, header_is, joined, value};
 use crate::error::{KeyError, KeyErrorKind};
 use crate::key::{self, EachKey, Events, Extracted, KeyPart, RequestRef, Rule};
 
@@ -52,19 +52,45 @@ fn is_raw(request: &RequestRef<'_>) -> bool {
         && ["/TopicArn", "/MessageId", "/Signature"].into_iter().any(lacks)
 }
 
-/// Google Cloud Pub/Sub, push: subscription and message.
+/// Google Cloud Pub/Sub, push: subscription and message, from the body; of an unwrapped push, from headers.
+///
+/// An [unwrapped] push needs the option *write metadata*: without it, the request has no id. If the body is a wrapped
+/// message, the key is read from the body, whatever the headers say.
 ///
 /// `/deliveryAttempt` changes from one attempt to the next. A publisher that retries makes a new
 /// message; to recognise it, put your own id into the message's attributes. The token of a push signs
 /// no part of the body.
+///
+/// [unwrapped]: https://docs.cloud.google.com/pubsub/docs/payload-unwrapping
 pub const GOOGLE_PUBSUB: Preset = Preset {
     name: "google-pubsub",
-    rule: || Rule::part(key::json("/subscription").and(key::json("/message/messageId"))),
+    rule: || Rule::part(key::from_fn(unwrapped).or(WRAPPED.clone())),
     floor: 14 * DAY, // twice the 7 days for which messages are kept
     max_body: Some(14 * MIB),
     sample: r#"{"subscription":"projects/sample/subscriptions/sample","message":{"messageId":"{id}","data":"c2FtcGxl"}}"#,
     ..DEFAULTS
 };
+
+static WRAPPED: LazyLock<KeyPart> =
+    LazyLock::new(|| joined(key::json, "/subscription|/message/messageId"));
+
+/// Reads the key of a push without an envelope, whose body is the publisher's own.
+fn unwrapped(request: &RequestRef<'_>) -> Result<Option<String>, KeyError> {
+    static HEADERS: LazyLock<KeyPart> = LazyLock::new(|| {
+        joined(key::header, "x-goog-pubsub-subscription-name|x-goog-pubsub-message-id")
+    });
+    if !request.headers().contains_key("x-goog-pubsub-message-id") {
+        return Ok(None);
+    }
+    match WRAPPED.read(request) {
+        Ok(Some(_)) => return Ok(None),
+        Err(error) if error.kind() != KeyErrorKind::InvalidJson && !error.kind().is_no_id() => {
+            return Err(error);
+        }
+        _ => {}
+    }
+    Ok(HEADERS.read(request)?.map(std::borrow::Cow::into_owned))
+}
 
 /// Azure Event Grid: topic and id of each event; in the CloudEvents schema, source and id.
 ///

@@ -32,12 +32,14 @@ pub const STRIPE: Preset = Preset {
     ..DEFAULTS
 };
 
-/// Shopify: shop, topic and event id, from headers.
+/// Shopify: shop and webhook id (the id of a delivery), from headers.
 ///
-/// The topic is part of the key, because Shopify reports one action of a merchant under several topics
-/// with one event id. Older API versions send no event id; then the key is `X-Shopify-Webhook-Id`. Two
-/// subscriptions to one topic send one event twice, and the second is a duplicate. To handle both, give
-/// each its own route and [namespace](crate::guide::keys#several-endpoints-of-one-sender).
+/// Without a webhook id, the key is shop, topic and event id. A delivery without a shop, such as a compliance topic, has
+/// its webhook id.
+///
+/// The event id alone is no key: all deliveries of one action of a merchant share it, also two of one topic, such as
+/// `inventory_levels/update` of two items. Two subscriptions to one topic send one change twice, under two webhook ids.
+/// To handle it once, unsubscribe one, or see [two subscriptions](crate::guide::keys#two-subscriptions-to-one-topic).
 ///
 /// [Signature](https://shopify.dev/docs/apps/build/webhooks): HMAC-SHA256 over the body. Neither the
 /// id nor a time is signed.
@@ -48,8 +50,10 @@ pub const STRIPE: Preset = Preset {
 pub const SHOPIFY: Preset = Preset {
     name: "shopify",
     rule: || {
-        let event = joined(key::header, "x-shopify-shop-domain|x-shopify-topic|x-shopify-event-id");
-        Rule::part(event.or(key::header("x-shopify-webhook-id")))
+        let delivery = "x-shopify-shop-domain|x-shopify-webhook-id";
+        let event = "x-shopify-shop-domain|x-shopify-topic|x-shopify-event-id";
+        let [delivery, event] = [delivery, event].map(|parts| joined(key::header, parts));
+        Rule::part(delivery.or(event).or(key::header("x-shopify-webhook-id")))
     },
     event_type: Some(|| key::header("x-shopify-topic")),
     floor: 8 * HOUR, // twice the 4 h of the schedule
@@ -57,7 +61,7 @@ pub const SHOPIFY: Preset = Preset {
     sample_headers: &[
         ("x-shopify-shop-domain", "sample.myshopify.com"),
         ("x-shopify-topic", "orders/create"),
-        ("x-shopify-event-id", "{id}"),
+        ("x-shopify-webhook-id", "{id}"),
     ],
     ..DEFAULTS
 };

@@ -63,8 +63,11 @@ pub enum Part {
     Millis(&'static str),
     /// The time in this header, as `2026-11-22T06:00:00Z`.
     Rfc3339(&'static str),
-    /// The time in seconds since 1970, in the item of the signature's header that begins with this text.
+    /// The time in seconds since 1970, in the item of the signature's header that begins with this text. While its secret
+    /// changes, a sender may write up to four such items: each is signed by the codes that follow it.
     Item(&'static str),
+    /// The time in milliseconds since 1970, in an item as [`Item`](Self::Item) has it.
+    ItemMillis(&'static str),
     /// The whole body as it arrived. Every signed text has it.
     Body,
     /// The public URL of the server with path and query: see [`verifier_at`](Scheme::verifier_at).
@@ -78,6 +81,7 @@ pub enum Part {
 pub(crate) enum Proof {
     // The header has a code of the text.
     HmacSha256,
+    HmacSha512,
     HmacSha1,
     Ed25519,
     P256,
@@ -123,6 +127,11 @@ impl Scheme {
         Self { text, ..Self::new(header, Proof::HmacSha256) }
     }
 
+    /// Makes a scheme like [`hmac_sha256`](Self::hmac_sha256) with HMAC-SHA512.
+    pub const fn hmac_sha512(header: &'static str, text: &'static [Part]) -> Self {
+        Self { text, ..Self::new(header, Proof::HmacSha512) }
+    }
+
     /// Makes a scheme like [`hmac_sha256`](Self::hmac_sha256) with HMAC-SHA1.
     pub const fn hmac_sha1(header: &'static str, text: &'static [Part]) -> Self {
         Self { text, ..Self::new(header, Proof::HmacSha1) }
@@ -145,7 +154,7 @@ impl Scheme {
         Self { prefix, ..self }
     }
 
-    /// Expects the codes in base64.
+    /// Expects the codes in base64, in the standard or the URL-safe alphabet (RFC 4648), with or without padding.
     pub const fn base64(self) -> Self {
         Self { is_base64: true, ..self }
     }
@@ -175,6 +184,15 @@ impl Scheme {
         self.text.iter().any(is_url) || self.proof == Proof::Twilio
     }
 
+    /// Returns the beginning of the items with a time, if the time is in the header of the signature.
+    pub(crate) fn time_item(&self) -> Option<&'static str> {
+        let item = |part: &Part| match *part {
+            Part::Item(prefix) | Part::ItemMillis(prefix) => Some(prefix),
+            _ => None,
+        };
+        self.text.iter().find_map(item)
+    }
+
     /// Returns the rule that the scheme breaks.
     pub(crate) fn fault(&self) -> Option<&'static str> {
         let optional = Some(self.other_header).filter(|name| !name.is_empty());
@@ -186,7 +204,7 @@ impl Scheme {
             Proof::Token | Proof::Twilio => None,
             _ if count(|part| matches!(part, Part::Body)) == 0 => Some("the text has the body"),
             _ if count(Part::is_time) > 1 => Some("the text has one time at most"),
-            _ if self.separators.is_empty() && count(|part| matches!(part, Part::Item(_))) > 0 => {
+            _ if self.separators.is_empty() && self.time_item().is_some() => {
                 Some("a header with a time and a code is separated")
             }
             _ => None,
@@ -200,14 +218,16 @@ fn is_name(header: &str) -> bool {
 
 impl Part {
     fn is_time(&self) -> bool {
-        matches!(self, Self::Seconds(_) | Self::Millis(_) | Self::Rfc3339(_) | Self::Item(_))
+        matches!(self, Self::Seconds(_) | Self::Millis(_) | Self::Rfc3339(_))
+            || matches!(self, Self::Item(_) | Self::ItemMillis(_))
     }
 
     fn header(&self) -> Option<&'static str> {
         match *self {
             Self::Header(name) | Self::Seconds(name) | Self::Millis(name) => Some(name),
             Self::Rfc3339(name) | Self::Fixed(name, _) => Some(name),
-            Self::Text(_) | Self::Method | Self::Item(_) | Self::Body | Self::Url => None,
+            Self::Text(_) | Self::Method | Self::Body | Self::Url => None,
+            Self::Item(_) | Self::ItemMillis(_) => None,
         }
     }
 }

@@ -2,8 +2,6 @@
 
 use std::sync::LazyLock;
 
-use percent_encoding::percent_decode_str;
-
 use super::preset::{DAY, DEFAULTS, HOUR, MINUTE, Preset, Retries};
 use super::read::{cloud_events_or, is_batch_of_cloud_events};
 use super::scheme::Part::{Body, Header, Seconds, Text};
@@ -84,8 +82,11 @@ fn svix_id(request: &RequestRef<'_>) -> Result<Option<String>, KeyError> {
 ///
 /// The content type gives the mode: `application/cloudevents-batch+json` is a list of events,
 /// `application/cloudevents+json` is one event. With any other content type, the attributes are the
-/// headers `ce-source` and `ce-id`. These are percent-decoded as the HTTP binding requires, so that an
-/// event has one key in every mode. A list of events with another content type is malformed, because the ids are those
+/// headers `ce-source` and `ce-id`. An escape is decoded there if the HTTP binding requires it (`%20`, `%22`, `%25`, and
+/// bytes that are no printable ASCII), so that an event has one key in every mode. Every other escape belongs to the value,
+/// because the SDKs of [Go](https://github.com/cloudevents/sdk-go/issues/1331) and
+/// [Java](https://github.com/cloudevents/sdk-java/issues/748) encode nothing: of their sources and ids, those with one of
+/// the four have another key in the other modes. A list of events with another content type is malformed, because the ids are those
 /// of its events. The format has no signature. Retries differ between senders.
 pub const CLOUDEVENTS: Preset = Preset {
     name: "cloudevents",
@@ -111,8 +112,8 @@ fn cloud_events(events: Events<'_>) -> Result<Extracted, KeyError> {
     })
 }
 
-/// Reads an attribute of an event from a header: unquoted, then percent-decoded once (HTTP protocol
-/// binding 1.0.2, section 3.1.3.2).
+/// Reads an attribute of an event from a header: unquoted, then decoded once (HTTP protocol binding 1.0.2, section
+/// 3.1.3.2).
 fn attribute(name: &'static str) -> KeyPart {
     let header = key::header(name);
     key::from_fn(move |request| {
@@ -134,11 +135,24 @@ fn unquote(value: &str) -> String {
     plain
 }
 
+/// Decodes what a sender has to encode: a space, `"`, `%` and what is no printable ASCII. Any other escape is a part of
+/// the value, and so is a `%` without two digits: the SDKs of Go and Java encode nothing, and a source is a URI, which
+/// has escapes of its own. Bytes that are not UTF-8 are malformed, as the binding says.
 fn decode(value: &str) -> Result<String, KeyErrorKind> {
-    let is_code = |rest: &str| rest.bytes().take(2).filter(u8::is_ascii_hexdigit).count() == 2;
-    if !value.split('%').skip(1).all(is_code) {
-        return Err(KeyErrorKind::InvalidEncoding);
+    let is_encoded = |byte: &u8| !byte.is_ascii_graphic() || matches!(byte, b'"' | b'%');
+    let mut plain = Vec::with_capacity(value.len());
+    let mut rest = value.as_bytes();
+    while let [first, after @ ..] = rest {
+        let byte = escaped(rest).filter(is_encoded);
+        plain.push(byte.unwrap_or(*first));
+        rest = if byte.is_some() { &rest[3..] } else { after };
     }
-    let plain = percent_decode_str(value).decode_utf8();
-    plain.map(std::borrow::Cow::into_owned).map_err(|_| KeyErrorKind::NotUtf8)
+    String::from_utf8(plain).map_err(|_| KeyErrorKind::NotUtf8)
+}
+
+/// Returns the byte of an escape at the beginning of `text`: `%2F`.
+fn escaped(text: &[u8]) -> Option<u8> {
+    let [b'%', high, low, ..] = text else { return None };
+    let digit = |hex: &u8| char::from(*hex).to_digit(16).and_then(|it| u8::try_from(it).ok());
+    Some(16 * digit(high)? + digit(low)?)
 }

@@ -10,20 +10,23 @@ use super::scheme::Scheme;
 use crate::error::KeyError;
 use crate::key::{
     self, Arrays, EventPart, Events, Extracted, FoundId, KeyPart, Rule, body_id, compose,
-    event_type, items,
+    event_type, items, lists,
 };
 
 /// WhatsApp and other webhooks of Meta: one key for each update.
 ///
-/// 1. A message has the key `phone_number_id|id`.
+/// 1. A message, and the echo of a message that somebody has sent in WhatsApp's own app (`/value/message_echoes`), has
+///    the key `phone_number_id|id`. An echo without an id is known by its digest; so is a call.
 /// 2. A status of a message has the key `phone_number_id|id|status|recipient_id`, because one
 ///    message has several statuses under one id.
-/// 3. Any other change is known by the entry's `id` and `time`, the change's `field`, and the digest
+/// 3. A call (`/value/calls`) has the key `phone_number_id|id|event`, because it begins and ends under one id.
+/// 4. Any other change is known by the entry's `id` and `time`, the change's `field`, and the digest
 ///    of the change. An entry without changes is known by the digest of the entry.
 ///
-/// `phone_number_id` is read from `/value/metadata`. It is an empty part if it is missing; so are
-/// `recipient_id`, and the fields of the entry and of the change. One request carries up to 1,000
-/// updates. Meta verifies the URL by a GET, which the layer does not deduplicate.
+/// `phone_number_id` is read from `/value/metadata`. It is an empty part if it is missing or blank; so are
+/// `recipient_id`, `event`, and the fields of the entry and of the change. Meta writes `""` for the number of a person
+/// with a user name. One request carries up to 1,000 updates. Meta verifies the URL by a GET, which the layer does not
+/// deduplicate.
 ///
 /// **Some statuses share a key, and all but the first are duplicates**: the same status of several
 /// members of a group (`recipient_participant_id`), and several statuses of one payment with one
@@ -47,20 +50,25 @@ pub const WHATSAPP: Preset = Preset {
 // Parsed once.
 static ENTRIES: LazyLock<Arrays> = LazyLock::new(|| Arrays::parse("/entry").unwrap_or_default());
 static CHANGES: LazyLock<Arrays> = LazyLock::new(|| Arrays::parse("/changes").unwrap_or_default());
-static MESSAGES: LazyLock<Arrays> =
-    LazyLock::new(|| Arrays::parse("/value/messages").unwrap_or_default());
-static STATUSES: LazyLock<Arrays> =
-    LazyLock::new(|| Arrays::parse("/value/statuses").unwrap_or_default());
+/// The lists of a change, by the kinds of their updates.
+static LISTS: LazyLock<[Arrays; 4]> = LazyLock::new(|| {
+    let list = |name| Arrays::parse(&format!("/value/{name}")).unwrap_or_default();
+    ["messages", "message_echoes", "statuses", "calls"].map(list)
+});
+const KINDS: [Kind; 4] = [Kind::Message, Kind::Echo, Kind::Status, Kind::Call];
 /// The type is that of the change.
 static PHONE: LazyLock<EventPart> = LazyLock::new(|| {
-    EventPart::new(key::json("/value/metadata/phone_number_id"))
+    EventPart::new(key::json("/value/metadata/phone_number_id").optional())
         .with_event_type(key::json("/field"))
 });
 static ID: LazyLock<KeyPart> = LazyLock::new(|| key::json("/id"));
+static ID_OR_DIGEST: LazyLock<KeyPart> = LazyLock::new(|| key::json("/id").or(key::body_digest()));
 static STATUS: LazyLock<KeyPart> = LazyLock::new(|| key::json("/status"));
-static RECIPIENT: LazyLock<KeyPart> = LazyLock::new(|| key::json("/recipient_id"));
-static TIME: LazyLock<KeyPart> = LazyLock::new(|| key::json("/time"));
-static FIELD: LazyLock<KeyPart> = LazyLock::new(|| key::json("/field"));
+static EVENT: LazyLock<KeyPart> = LazyLock::new(|| key::json("/event").optional());
+static RECIPIENT: LazyLock<KeyPart> = LazyLock::new(|| key::json("/recipient_id").optional());
+static ENTRY: LazyLock<KeyPart> = LazyLock::new(|| key::json("/id").optional());
+static TIME: LazyLock<KeyPart> = LazyLock::new(|| key::json("/time").optional());
+static FIELD: LazyLock<KeyPart> = LazyLock::new(|| key::json("/field").optional());
 
 fn whatsapp(mut events: Events<'_>) -> Result<Extracted, KeyError> {
     let request = events.request;
@@ -75,7 +83,7 @@ fn whatsapp(mut events: Events<'_>) -> Result<Extracted, KeyError> {
             continue;
         }
         let of = request.with_body(&entry);
-        let (id, time) = (ID.read(&of)?, TIME.read(&of)?);
+        let (id, time) = (ENTRY.read(&of)?, TIME.read(&of)?);
         for change in changes {
             let updates = updates(&change)?;
             let of = request.with_body(&change);
@@ -89,15 +97,23 @@ fn whatsapp(mut events: Events<'_>) -> Result<Extracted, KeyError> {
                 continue;
             }
             let phone = PHONE.read(&of)?;
-            for (update, is_status) in updates {
+            for (update, kind) in updates {
                 let of = request.with_body(&update);
-                let id = ID.read(&of)?;
-                let read = |part: &KeyPart| if is_status { part.read(&of) } else { Ok(None) };
-                let (status, recipient) = (read(&STATUS)?, read(&RECIPIENT)?);
-                complete &= id.is_some() && (status.is_some() || !is_status);
+                let (id, state, recipient) = match kind {
+                    Kind::Message => (ID.read(&of)?, None, None),
+                    Kind::Echo => (ID_OR_DIGEST.read(&of)?, None, None),
+                    Kind::Status => (ID.read(&of)?, STATUS.read(&of)?, RECIPIENT.read(&of)?),
+                    Kind::Call => (ID_OR_DIGEST.read(&of)?, EVENT.read(&of)?, None),
+                };
+                complete &= id.is_some() && (state.is_some() || kind != Kind::Status);
                 let number = phone.as_ref().map(|phone| &*phone.id);
-                let parts = [number, id.as_deref(), status.as_deref(), recipient.as_deref()];
-                let id = compose(if is_status { &parts } else { &parts[..2] }).into();
+                let parts = [number, id.as_deref(), state.as_deref(), recipient.as_deref()];
+                let parts = match kind {
+                    Kind::Message | Kind::Echo => &parts[..2],
+                    Kind::Call => &parts[..3],
+                    Kind::Status => &parts,
+                };
+                let id = compose(parts).into();
                 let event_type = phone.as_ref().and_then(|phone| phone.event_type.clone());
                 events.push(FoundId { id, event_type }, update, true)?;
             }
@@ -106,14 +122,19 @@ fn whatsapp(mut events: Events<'_>) -> Result<Extracted, KeyError> {
     Ok(if complete { events.into() } else { Extracted::Missing })
 }
 
-/// Returns the messages and statuses of a change, in the order of the request; `true` marks a
-/// status.
-fn updates(change: &Bytes) -> Result<Vec<(Bytes, bool)>, KeyError> {
-    let messages = items(change, &MESSAGES)?.unwrap_or_default();
-    let statuses = items(change, &STATUSES)?.unwrap_or_default();
-    let messages = messages.into_iter().map(|update| (update, false));
-    let statuses = statuses.into_iter().map(|update| (update, true));
-    let mut updates: Vec<_> = messages.chain(statuses).collect();
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Message,
+    Echo,
+    Status,
+    Call,
+}
+
+/// Returns the updates of a change that have ids, in the order of the request.
+fn updates(change: &Bytes) -> Result<Vec<(Bytes, Kind)>, KeyError> {
+    let lists = lists(change, &*LISTS)?.into_iter().zip(KINDS);
+    let updates = lists.flat_map(|(list, kind)| list.into_iter().map(move |update| (update, kind)));
+    let mut updates: Vec<_> = updates.collect();
     updates.sort_by_key(|(update, _)| update.as_ptr().addr());
     Ok(updates)
 }

@@ -2,6 +2,7 @@
 
 use hmac::Hmac;
 use sha1::Sha1;
+use sha2::Sha512;
 
 use super::error::VerifierError;
 use super::received::{HmacSha256, base64, hex, signed};
@@ -63,16 +64,24 @@ impl Key {
         }
     }
 
-    /// Returns `true` if any of the codes is one of the text by this key.
+    /// Returns `true` if any of the codes is one of the text by this key. The text is one of so many.
     pub(super) fn has_signed(
         &self,
         scheme: &Scheme,
         text: &[&[u8]],
         codes: impl Iterator<Item = Vec<u8>>,
+        #[cfg_attr(
+            not(feature = "verify-ed25519"),
+            expect(unused_variables, reason = "the other keys hash a text once")
+        )]
+        texts: usize,
     ) -> bool {
         match self {
             Self::Shared(key) if scheme.proof == Proof::HmacSha1 => {
                 signed::<Hmac<Sha1>>(key, text, codes).is_ok()
+            }
+            Self::Shared(key) if scheme.proof == Proof::HmacSha512 => {
+                signed::<Hmac<Sha512>>(key, text, codes).is_ok()
             }
             Self::Shared(key) => signed::<HmacSha256>(key, text, codes).is_ok(),
             #[cfg(feature = "verify-ecdsa")]
@@ -92,7 +101,7 @@ impl Key {
 
                 let text = text.concat();
                 let matches = |signature| key.verify_strict(&text, &signature).is_ok();
-                let mut codes = codes.take(MAX_SIGNATURES);
+                let mut codes = codes.take(MAX_SIGNATURES / texts);
                 codes.any(|code| Signature::from_slice(&code).is_ok_and(matches))
             }
         }
@@ -135,7 +144,7 @@ impl Key {
 #[cfg(any(feature = "verify-ed25519", feature = "testing"))]
 pub(super) const WEBHOOK_ED25519: &str = "v1a,";
 
-/// The largest number of Ed25519 signatures that are tried: each hashes the whole body again. A sender whose key
-/// changes signs twice.
+/// The largest number of Ed25519 signatures that are tried, of all texts together: each hashes the whole body again. A
+/// sender whose key changes signs twice.
 #[cfg(feature = "verify-ed25519")]
 const MAX_SIGNATURES: usize = 8;

@@ -2,7 +2,9 @@
 //! use.
 
 use base64::Engine;
-use base64::engine::general_purpose::STANDARD;
+use base64::alphabet::{STANDARD as PLAIN, URL_SAFE};
+use base64::engine::DecodePaddingMode;
+use base64::engine::general_purpose::{GeneralPurpose, GeneralPurposeConfig, STANDARD};
 use hmac::{Hmac, KeyInit, Mac};
 use http::request::Parts;
 use sha2::Sha256;
@@ -58,8 +60,8 @@ impl<'a> Received<'a> {
     }
 
     /// Checks a time in seconds since 1970.
-    pub(super) fn within_tolerance(&self, time: i64) -> Result<(), Refusal> {
-        if self.now.abs_diff(time) > self.tolerance { Err(Refusal::OutOfTime) } else { Ok(()) }
+    pub(super) fn is_within_tolerance(&self, time: i64) -> bool {
+        self.now.abs_diff(time) <= self.tolerance
     }
 
     /// Returns the configured public URL. The verifier of a scheme that signs a URL has one.
@@ -95,6 +97,17 @@ pub(super) fn hex(text: &str) -> Option<Vec<u8>> {
     base16ct::mixed::decode_vec(text).ok()
 }
 
+/// Decodes base64 as senders show their secrets: whole, so that one whose end was not copied is refused.
 pub(super) fn base64(text: &str) -> Option<Vec<u8>> {
     STANDARD.decode(text).ok()
+}
+
+/// Decodes a code in base64, in either alphabet of RFC 4648, with or without padding.
+pub(super) fn code_in_base64(text: &str) -> Option<Vec<u8>> {
+    const LENIENT: GeneralPurposeConfig =
+        GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent);
+    const ENGINES: [GeneralPurpose; 2] =
+        [GeneralPurpose::new(&PLAIN, LENIENT), GeneralPurpose::new(&URL_SAFE, LENIENT)];
+    let [plain, url_safe] = &ENGINES;
+    if text.contains(['-', '_']) { url_safe } else { plain }.decode(text).ok()
 }

@@ -11,6 +11,7 @@ use http::request::Parts;
 use http::{HeaderValue, Request};
 use serde_json::Value;
 use sha1::Sha1;
+use sha2::Sha512;
 
 #[cfg(not(all(feature = "verify-ecdsa", feature = "verify-ed25519")))]
 use super::error::VerifierError;
@@ -60,7 +61,11 @@ impl Scheme {
                 let parts = [of.public_url()?.as_str(), &twilio::text(&of)?].concat();
                 STANDARD.encode(self.code::<Hmac<Sha1>>(secret, parts.as_bytes())?)
             }
-            _ => before + &self.item(secret, &data::text(&of)?.parts.concat())?,
+            _ => {
+                let texts = data::texts(&of)?;
+                let text = texts.first().ok_or("no text")?;
+                before + &self.item(secret, &text.parts.concat())?
+            }
         };
         head.headers.insert(self.header, HeaderValue::from_str(&signature)?);
         Ok(Request::from_parts(head, body))
@@ -77,9 +82,10 @@ impl Scheme {
                     let time = DateTime::from_timestamp(now, 0).ok_or("no date")?;
                     (header, time.to_rfc3339_opts(SecondsFormat::Secs, true))
                 }
-                Part::Item(prefix) => {
+                Part::Item(prefix) | Part::ItemMillis(prefix) => {
                     let separator = self.separators.first().ok_or("no separator")?;
-                    before = format!("{prefix}{now}{separator}");
+                    let millis = if matches!(part, Part::ItemMillis(_)) { "000" } else { "" };
+                    before = format!("{prefix}{now}{millis}{separator}");
                     (self.header, before.clone())
                 }
                 _ => continue,
@@ -95,6 +101,7 @@ impl Scheme {
             (Proof::P256, _) => (self.prefix, ecdsa(secret, text)?),
             (Proof::Ed25519, _) => (self.prefix, ed25519(hex(secret).as_deref(), text)?),
             (_, Some(private)) => (WEBHOOK_ED25519, ed25519(base64(private).as_deref(), text)?),
+            (Proof::HmacSha512, _) => (self.prefix, self.code::<Hmac<Sha512>>(secret, text)?),
             (Proof::HmacSha1, _) => (self.prefix, self.code::<Hmac<Sha1>>(secret, text)?),
             _ => (self.prefix, self.code::<HmacSha256>(secret, text)?),
         };

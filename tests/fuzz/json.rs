@@ -181,10 +181,24 @@ fn id_at(tree: &Tree, tokens: &[Option<String>]) -> ReadId {
     }
 }
 
+/// Returns both values. A value that is no id is reported after every other fault, and a blank one last.
+fn pair(one: ReadId, other: ReadId) -> Result<[Option<String>; 2], KeyErrorKind> {
+    let rank = |value: &ReadId| match value {
+        Ok(_) => 0,
+        Err(Empty) => 1,
+        Err(NotAnId) => 2,
+        Err(_) => 3,
+    };
+    if rank(&other) > rank(&one) {
+        other.clone()?;
+    }
+    Ok([one?, other?])
+}
+
 /// Returns the id of two parts: malformed before missing.
-fn both(first: ReadId, second: ReadId) -> ReadId {
-    let (first, second) = (first?, second?);
-    Ok((first.is_some() && second.is_some()).then(|| composed(&[first, second])))
+fn both(one: ReadId, other: ReadId) -> ReadId {
+    let values = pair(one, other)?;
+    Ok(values.iter().all(Option::is_some).then(|| composed(&values)))
 }
 
 /// A pointer finds what it names in a tree of the body, alone and beside another pointer.
@@ -250,7 +264,12 @@ fn each() {
         let found = Found::at(&tree, &tokens.collect::<Tokens>());
         let id = |event: &Tree| -> ReadId {
             let field = |name: &str| id_at(event, &[Some(name.to_owned())]);
-            let (id, kind) = (field("id")?, field("t")?);
+            // A blank value is missing where none is needed.
+            let kind = match field("t") {
+                Err(Empty) => Ok(None),
+                kind => kind,
+            };
+            let [id, kind] = pair(field("id"), kind)?;
             Ok(id.map(|id| stored_id(&composed(&[Some(id), kind]))))
         };
         let expected = found.and_then(|found| match (found.missing, &found.values[..]) {

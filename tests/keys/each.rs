@@ -164,6 +164,17 @@ fn malformed_item_is_named_by_its_number() {
     }
 }
 
+/// A sender that leaves one id out must not lose the events beside it.
+#[test]
+fn event_without_a_usable_id_has_the_alternative_and_refuses_no_neighbour() {
+    let extractor = key::each("/events", key::json("/id").or(key::body_digest())).namespace("acme");
+    for event in [r#"{"id":""}"#, r#"{"id":" "}"#, r#"{"id":{}}"#, r#"{"id":[1]}"#, "{}", "7"] {
+        let found = ids(&extractor, &format!(r#"{{"events":[{{"id":1}},{event},{{"id":2}}]}}"#));
+        assert_eq!((&*found[0], &*found[2]), ("1", "2"), "{event}");
+        assert!(found[1].starts_with("body_"), "{event}");
+    }
+}
+
 #[test]
 fn array_of_one_is_multi_event_and_one_event_is_not() {
     assert!(keys(&events(), r#"{"events":[{"id":1}]}"#).is_multi_event());
@@ -176,13 +187,14 @@ fn array_of_one_is_multi_event_and_one_event_is_not() {
 #[test]
 fn second_identities_are_read_from_the_item() {
     let extractor = events().second_identity("object", key::json("/object"));
-    let found = keys(&extractor, r#"{"object":"x","events":[{"id":1,"object":"o"},{"id":2}]}"#);
+    let body = r#"{"object":"x","events":[{"id":1,"object":"o"},{"id":2},{"id":3,"object":""}]}"#;
+    let found = keys(&extractor, body);
     let seconds: Vec<_> = found
         .events()
         .iter()
         .map(|event| event.second_identity().map(|key| (key.namespace(), key.id())))
         .collect();
-    assert_eq!(seconds, [Some(("acme.object", "o")), None]);
+    assert_eq!(seconds, [Some(("acme.object", "o")), None, None]);
     // The same holds in a list of one: the whole body is not its identity.
     let by_body = events().content_identity();
     let one = keys(&by_body, r#"{"events":[{}, {"id":1}]}"#.replace("{}, ", "").as_str());

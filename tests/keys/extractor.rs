@@ -6,7 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use bytes::Bytes;
 use http::Request;
-use tower_dedup::KeyErrorKind::{self, Empty};
+use tower_dedup::KeyErrorKind::{self, Repeated};
 use tower_dedup::KeyExtractor;
 use tower_dedup::key::{self, Event, Extracted, Keys, RequestRef};
 
@@ -64,10 +64,11 @@ fn second_identity_has_a_namespace_below_that_of_the_key() {
     let one = Extracted::Keys(Keys::from(Event::new(dedup_key("acme", "1"))));
     assert_eq!(extract(&extractor, letters(&[("a", "1")])), one);
     assert_eq!(extract(&extractor, letters(&[("b", "2")])), Extracted::Missing);
+    assert_eq!(extract(&extractor, letters(&[("a", "1"), ("b", " ")])), one);
     // A malformed second identity makes the delivery malformed.
-    let (head, body) = letters(&[("a", "1"), ("b", "")]).into_parts();
+    let (head, body) = letters(&[("a", "1"), ("b", "2"), ("b", "3")]).into_parts();
     let error = extractor.extract(&RequestRef::new(&head, &Bytes::from(body))).unwrap_err();
-    assert_eq!(error.kind(), Empty);
+    assert_eq!(error.kind(), Repeated);
     // One that equals the key is none.
     let key = dedup_key("acme", "1");
     assert_eq!(Event::new(key.clone()).with_second_identity(key).second_identity(), None);

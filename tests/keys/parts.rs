@@ -393,19 +393,46 @@ fn blank_value_is_malformed_wherever_it_comes_from() {
         let closure = key::from_fn(move |_| Ok(Some(value.clone())));
         assert_eq!(read(&closure, with_body("")), Err(Empty), "{blank:?}");
         let other = || key::json("/other");
-        for composed in [
-            key::json("/id").and(other()),
-            key::json("/id").optional().and(other()),
-            key::json("/id").or(other()),
-            other().and(key::json("/id")),
+        for (composed, expected) in [
+            (key::json("/id").and(other()), Err(Empty)),
+            (other().and(key::json("/id")), Err(Empty)),
+            (key::json("/none").or(key::json("/id")), Err(Empty)),
+            // Where no value is needed, or another one may follow, it is missing.
+            (key::json("/id").optional().and(other()), id("|b")),
+            (key::json("/id").or(other()), id("b")),
         ] {
-            assert_eq!(read(&composed, with_body(json.clone())), Err(Empty), "{blank:?}");
+            assert_eq!(read(&composed, with_body(json.clone())), expected, "{blank:?}");
         }
         assert_eq!(DedupKey::new("n", blank).unwrap_err().kind(), Empty, "{blank:?}");
     }
     for header in ["\u{a0}", "\u{3000}", "\u{200b}"] {
         let read = read(&key::header("x-id"), with_headers(&[header.as_bytes()]));
         assert_eq!(read, Err(Empty), "{header:?}");
+    }
+}
+
+/// Two events that differ only in such a value would have one id without it.
+#[test]
+fn json_value_that_is_no_id_is_malformed_unless_an_alternative_has_the_id() {
+    let body = r#"{"object":{},"list":[1],"half":0.5,"id":"a","blank":"","twice":1,"twice":1}"#;
+    let digest = read(&key::body_digest(), with_body(body)).unwrap().unwrap();
+    for place in ["/object", "/list", "/half"] {
+        let [part, sound] = [place, "/id"].map(key::json);
+        for (part, expected) in [
+            (part.clone(), Err(NotAnId)),
+            (part.clone().optional(), Err(NotAnId)),
+            (part.clone().optional().and(sound.clone()), Err(NotAnId)),
+            (sound.clone().and(part.clone()), Err(NotAnId)),
+            (part.clone().or(key::json("/none")), Err(NotAnId)),
+            (key::json("/blank").and(part.clone()), Err(NotAnId)),
+            (part.clone().or(key::json("/twice")), Err(Repeated)),
+            (part.clone().and(key::json("/twice")).or(sound.clone()), Err(Repeated)),
+            (part.clone().or(sound.clone()), id("a")),
+            (part.clone().optional().and(sound.clone()).or(sound), id("a")),
+            (part.or(key::body_digest()), id(&digest)),
+        ] {
+            assert_eq!(read(&part, with_body(body)), expected, "{place}: {part:?}");
+        }
     }
 }
 

@@ -1,12 +1,16 @@
 //! The facts of a preset beside its key.
 
 use std::collections::BTreeSet;
+use std::convert::Infallible;
 
 use bytes::Bytes;
-use http::Request;
-use tower_dedup::DedupKey;
+use http::{Request, Response};
+use http_body_util::Full;
+use tower::{ServiceBuilder, ServiceExt, service_fn};
+use tower_dedup::adapter::MemoryAdapter;
 use tower_dedup::key::{self, Event, Extracted, RequestRef};
 use tower_dedup::provider;
+use tower_dedup::{DedupKey, DedupLayer};
 
 use crate::cases::Outcome::Bypass;
 use crate::cases::{self, Case, outcome};
@@ -47,6 +51,22 @@ fn handshakes_of_presets_are_documented() {
         let is_head = |case: &Case| case.method == "HEAD" && case.expect == Bypass;
         let met = cases.iter().any(|c| is_head(c) || lets_past(c) && !is_empty_list(c));
         assert_eq!(met, row(*preset)[2].contains("; handshake"), "{preset:?}");
+    }
+}
+
+/// Mail carries its attachments in base64.
+#[tokio::test]
+async fn inbound_mail_of_postmark_with_attachments_reaches_the_handler() {
+    let layer = DedupLayer::new(provider::POSTMARK, MemoryAdapter::new());
+    let service = ServiceBuilder::new().layer(layer).service(service_fn(async |_| {
+        Ok::<_, Infallible>(Response::new(Full::<Bytes>::default()))
+    }));
+    for (mib, status) in [(48, 200), (65, 413)] {
+        let attachment = "A".repeat(mib << 20);
+        let body =
+            format!(r#"{{"MessageID":"{mib}","Attachments":[{{"Content":"{attachment}"}}]}}"#);
+        let request: Request<Full<Bytes>> = Request::post("/").body(body.into()).unwrap();
+        assert_eq!(service.clone().oneshot(request).await.unwrap().status(), status, "{mib} MiB");
     }
 }
 

@@ -15,7 +15,7 @@ use tower_dedup::provider;
 use tower_dedup::verify::{Part, Refusal, Scheme, VerifierError, VerifyLayer};
 use tower_dedup::{DedupLayer, key};
 
-use crate::vectors::at;
+use crate::vectors::{OF_SCHEMES, PAIRS, at};
 use support::log::Log;
 use support::secrets::test_secrets;
 
@@ -51,6 +51,10 @@ fn every_form_of_a_scheme_verifies_what_it_signs_and_nothing_else() {
         Scheme::hmac_sha256("X-A", TEXT),
         Scheme::hmac_sha256("x-a", TEXT).base64().base64_secret(),
         Scheme::hmac_sha1("x-a", TEXT).prefix("sha1=").hex_secret(),
+        Scheme::hmac_sha512("x-a", TEXT).prefix("sha512="),
+        Scheme::hmac_sha256("x-bank", &[Part::ItemMillis("t="), Part::Body])
+            .separated_by(&[','])
+            .prefix("v1="),
         Scheme::hmac_sha256("x-a", &[Part::Millis("x-ms"), Part::Body]),
         Scheme::hmac_sha256("x-a", &[Part::Body, Part::Rfc3339("x-date")]),
         Scheme::hmac_sha256("x-a", &[Part::Url, Part::Body]),
@@ -75,6 +79,81 @@ fn every_form_of_a_scheme_verifies_what_it_signs_and_nothing_else() {
     // The same code by another program.
     let signed = SHOP.sign(SECRET, None, at(NOW), unsigned("body")).unwrap();
     assert_eq!(signed.headers()["x-shop-signature"], shop_code(SECRET, "1753900006", "body"));
+}
+
+fn verdict(
+    scheme: Scheme,
+    secret: &str,
+    now: i64,
+    header: &str,
+    body: &str,
+) -> Result<(), Refusal> {
+    let request = Request::post("/hook").header("x-signature", header).body(()).unwrap();
+    let (head, ()) = request.into_parts();
+    scheme.verifier(secret).unwrap().verify(&head, body.as_bytes(), at(now))
+}
+
+#[test]
+fn vectors_of_schemes_are_accepted_and_no_other_body_secret_or_algorithm_is() {
+    for (scheme, secret, now, header, body) in OF_SCHEMES {
+        let verdict = |secret: &str, body: &str| verdict(*scheme, secret, *now, header, body);
+        assert_eq!(verdict(secret, body), Ok(()), "{header}");
+        assert_eq!(verdict(secret, &body[1..]), Err(Refusal::Forged), "{header}");
+        assert_eq!(verdict("another", body), Err(Refusal::Forged), "{header}");
+    }
+    let [.., (_, secret, now, header, body)] = OF_SCHEMES else { panic!("vectors") };
+    let sha256 = Scheme::hmac_sha256("x-signature", &[Part::Body]).base64();
+    assert_eq!(verdict(sha256, secret, *now, header, body), Err(Refusal::Forged));
+}
+
+/// A code holds with the time before it only: with another one, who has captured a delivery could send it for ever.
+#[test]
+fn each_of_several_times_is_signed_by_the_codes_that_follow_it() {
+    const NOW: i64 = 1_795_900_495;
+    const CODE: &str = "v1=0ba2f4b1042efb83915fc89757a118afd145ac12af1b2459c47c87b58fb7ad93";
+    // Of the time 1795900000, which is too old.
+    const OLD: &str = "v1=940d4303d7476049dd40de79cef4fdde5f1ac1e393289e2efe551693c9df0cad";
+    const MALFORMED: Result<(), Refusal> = Err(Refusal::Malformed("x-signature"));
+    const FORGED: Result<(), Refusal> = Err(Refusal::Forged);
+    let four = format!("t={NOW},v1=00,t={NOW},t={NOW},v1=zz,t={NOW},{CODE}");
+    for (header, expected) in [
+        (format!("t={NOW},{CODE}"), Ok(())),
+        // With one time, the order does not matter.
+        (format!("{CODE},t={NOW}"), Ok(())),
+        (format!("t={NOW},{CODE} t={NOW},v1=00"), Ok(())),
+        (format!("t={NOW},v1=00,{CODE} t={NOW},v1=00"), Ok(())),
+        (format!("t=1795900000,{OLD} t={NOW},{CODE}"), Ok(())),
+        (format!("t={NOW},v1=00 t=1795900000,{OLD}"), FORGED),
+        (format!("t={NOW} t=1795900000,{OLD}"), FORGED),
+        (format!("t=1795900000,{OLD} t={NOW}"), FORGED),
+        (format!("t={NOW},{OLD} t={NOW},{OLD}"), FORGED),
+        (format!("t=1795900000,{CODE} t={NOW},{OLD}"), FORGED),
+        (format!("{CODE} t={NOW} t={NOW}"), FORGED),
+        (format!("t=1795900000,{OLD} t=1795900000,{OLD}"), Err(Refusal::OutOfTime)),
+        (format!("t={NOW},{CODE} t=,v1=00"), MALFORMED),
+        (format!("t={NOW},{CODE} t=now"), MALFORMED),
+        (CODE.to_owned(), MALFORMED),
+        // Each time hashes the body again.
+        (four.clone(), Ok(())),
+        (format!("t={NOW},{four}"), MALFORMED),
+    ] {
+        let body = r#"{"id":"e1"}"#;
+        assert_eq!(verdict(PAIRS, SECRET, NOW, &header, body), expected, "{header}");
+    }
+    // Eight signatures of Ed25519 are tried, whatever the times are.
+    let scheme =
+        Scheme::ed25519("x-signature", &[Part::Item("t="), Part::Body]).separated_by(&[',']);
+    let [public, private] = test_secrets(Some(scheme));
+    let signed = scheme.sign(private, None, at(NOW), unsigned("body")).unwrap();
+    let code = signed.headers()["x-signature"].to_str().unwrap().split_once(',').unwrap().1;
+    let other = "00".repeat(64);
+    for (before, times, expected) in
+        [(7, 1, Ok(())), (8, 1, FORGED), (3, 2, Ok(())), (4, 2, FORGED), (2, 4, FORGED)]
+    {
+        let header = [&*format!("t={NOW},"); 4][..times].concat();
+        let header = header + &format!("{other},").repeat(before) + code;
+        assert_eq!(verdict(scheme, public, NOW, &header, "body"), expected, "{before}, {times}");
+    }
 }
 
 /// What is wrong, the headers, and the reason.
@@ -189,6 +268,14 @@ fn invalid_scheme_or_secret_is_an_error_that_shows_no_secret() {
         (
             scheme("x", &[Part::Item("t="), Part::Body]),
             "a header with a time and a code is separated",
+        ),
+        (
+            scheme("x", &[Part::ItemMillis("t="), Part::Body]),
+            "a header with a time and a code is separated",
+        ),
+        (
+            scheme("x", &[Part::ItemMillis("t="), Part::Item("s="), Part::Body]),
+            "the text has one time at most",
         ),
     ] {
         let error = scheme.verifier("secret").unwrap_err();

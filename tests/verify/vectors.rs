@@ -10,7 +10,8 @@ use http::request::Parts;
 use http::{HeaderName, Request, Uri};
 use serde::Deserialize;
 use tower_dedup::provider::{self, Preset};
-use tower_dedup::verify::{Refusal, Verifier};
+use tower_dedup::verify::Part::{Body as BODY, Item, ItemMillis, Text};
+use tower_dedup::verify::{Refusal, Scheme, Verifier};
 
 use crate::page::row;
 use support::secrets::test_secrets;
@@ -34,6 +35,91 @@ pub(crate) const VECTORS: &[(Preset, &str, usize, usize)] = &[
     (provider::HUBSPOT, include_str!("../payloads/hubspot/signature_vectors.json"), 4, 1),
     (provider::DISCORD, include_str!("../payloads/discord/signature_vectors.json"), 3, 3),
     (provider::BOX, include_str!("../payloads/box/signature_vectors.json"), 2, 3),
+];
+
+const IN_MILLIS: &[tower_dedup::verify::Part] = &[ItemMillis("t="), Text("."), BODY];
+const IN_SECONDS: &[tower_dedup::verify::Part] = &[Item("t="), Text("."), BODY];
+/// Sanity.
+const URL_SAFE: Scheme =
+    Scheme::hmac_sha256("x-signature", IN_MILLIS).separated_by(&[',']).prefix("v1=").base64();
+/// WorkOS.
+const MILLIS: Scheme =
+    Scheme::hmac_sha256("x-signature", IN_MILLIS).separated_by(&[',', ' ']).prefix("v1=");
+/// Persona, while its secret changes.
+pub(crate) const PAIRS: Scheme =
+    Scheme::hmac_sha256("x-signature", IN_SECONDS).separated_by(&[',', ' ']).prefix("v1=");
+/// Paystack.
+const SHA512: Scheme = Scheme::hmac_sha512("x-signature", &[BODY]);
+
+/// The scheme, a secret, the time, the header and the body of genuine requests. Those of Sanity are in the tests of
+/// `sanity-io/webhook-toolkit`, the first by SHA-512 in RFC 4231, section 4.3; `openssl dgst` has made the others.
+pub(crate) const OF_SCHEMES: &[(Scheme, &str, i64, &str, &str)] = &[
+    (
+        URL_SAFE,
+        "test",
+        1_633_519_811,
+        "t=1633519811129,v1=tLa470fx7qkLLEcMOcEUFuBbRSkGujyskxrNXcoh0N0",
+        r#"{"_id":"resume"}"#,
+    ),
+    (
+        URL_SAFE,
+        "try-me",
+        1_633_518_820,
+        "t=1633518820676,v1=e7C9h2sfbFfc4V7TEz7PSOp4IoNzl0UdVsBV-1wgdeA",
+        r#"{"title":"GROQ-Hooks are neat"}"#,
+    ),
+    (
+        URL_SAFE,
+        "try-me",
+        1_633_518_820,
+        "t=1633518820676,v1=e7C9h2sfbFfc4V7TEz7PSOp4IoNzl0UdVsBV+1wgdeA=",
+        r#"{"title":"GROQ-Hooks are neat"}"#,
+    ),
+    (
+        MILLIS,
+        "a_secret_for_tests",
+        1_795_900_495,
+        "t=1795900495123, v1=c1f7a9859fe86f71b3054490528dc0676b9703e03e9f9a42a3d3ea3d243b3143",
+        r#"{"id":"e1"}"#,
+    ),
+    (
+        PAIRS,
+        "a_secret_for_tests",
+        1_795_900_495,
+        "t=1795900495,v1=279747329613a48bae904d77dd3d9a4fa8f345bc4fb665cbd888fe7e377ba299 \
+         t=1795900495,v1=0ba2f4b1042efb83915fc89757a118afd145ac12af1b2459c47c87b58fb7ad93",
+        r#"{"id":"e1"}"#,
+    ),
+    (
+        PAIRS,
+        "the_previous_secret",
+        1_795_900_495,
+        "t=1795900495,v1=279747329613a48bae904d77dd3d9a4fa8f345bc4fb665cbd888fe7e377ba299 \
+         t=1795900495,v1=0ba2f4b1042efb83915fc89757a118afd145ac12af1b2459c47c87b58fb7ad93",
+        r#"{"id":"e1"}"#,
+    ),
+    (
+        SHA512,
+        "Jefe",
+        0,
+        "164b7a7bfcf819e2e395fbe73b56e0a387bd64222e831fd610270cd7ea250554\
+         9758bf75c05a994a6d034f65f8f0e6fdcaeab1a34d4a6b4b636e070a38bce737",
+        "what do ya want for nothing?",
+    ),
+    (
+        SHA512.base64(),
+        "a_secret_for_tests",
+        0,
+        "xyHBtuA+CyfWC4tpG1WY7kN7uywjhjTw3LhTTEuN86J+w1sQ+IzyWaa+Ojr9M7fzZjbzqzLhk1yozHgRQTQvTA==",
+        r#"{"id":"e1"}"#,
+    ),
+    (
+        SHA512.base64(),
+        "a_secret_for_tests",
+        0,
+        "xyHBtuA-CyfWC4tpG1WY7kN7uywjhjTw3LhTTEuN86J-w1sQ-IzyWaa-Ojr9M7fzZjbzqzLhk1yozHgRQTQvTA",
+        r#"{"id":"e1"}"#,
+    ),
 ];
 
 #[derive(Deserialize, Clone)]
