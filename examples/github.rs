@@ -10,7 +10,10 @@ use tower_dedup::sqlx::{self, PgPool};
 use tower_dedup::verify::VerifyLayer;
 use tower_dedup::{BoxError, CommitError, DedupLayer, Delivery, provider::GITHUB};
 
-const CREATE: &str = "CREATE TABLE IF NOT EXISTS pushes (delivery TEXT, branch TEXT, head TEXT)";
+// In one message, so in one transaction. Without the lock, Postgres refuses one of two processes that make a table at
+// once. A service has migrations instead.
+const CREATE: &str = "SELECT pg_advisory_xact_lock(1);
+    CREATE TABLE IF NOT EXISTS pushes (delivery TEXT, branch TEXT, head TEXT)";
 const INSERT: &str = "INSERT INTO pushes (delivery, branch, head) VALUES ($1, $2, $3)";
 
 #[tokio::main]

@@ -11,6 +11,8 @@ use tower_dedup::verify::VerifyLayer;
 use tower_dedup::{BoxError, CommitError, DedupLayer, Delivery, provider::STRIPE};
 
 const CREATE: &str = "CREATE TABLE IF NOT EXISTS payments (event_id TEXT NOT NULL, amount BIGINT)";
+// Of two processes that make a table at once, Postgres refuses one. A service has migrations instead.
+const LOCK: &str = "SELECT pg_advisory_xact_lock(1)";
 const INSERT: &str = "INSERT INTO payments (event_id, amount) VALUES ($1, $2)";
 /// An error rolls back, and the retry runs.
 type Handled = Result<(), CommitError>;
@@ -30,7 +32,10 @@ async fn main() -> Result<(), BoxError> {
     // Keep the branch of your database. They differ in the type of the handler's pool.
     let (dedup, route) = if url.starts_with("postgres") {
         let pool = PgPool::connect(&url).await?;
-        sqlx::raw_sql(CREATE).execute(&pool).await?;
+        let mut tx = pool.begin().await?;
+        sqlx::raw_sql(LOCK).execute(&mut *tx).await?;
+        sqlx::raw_sql(CREATE).execute(&mut *tx).await?;
+        tx.commit().await?;
         let dedup = DedupLayer::transactional(STRIPE, PostgresAdapter::new(pool.clone()));
         (dedup, post(on_postgres).with_state(pool))
     } else {

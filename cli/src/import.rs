@@ -3,11 +3,12 @@
 //! 1. An id is claimed, and is complete in the same atomic step. A key that is complete or in flight stays as it is. So
 //!    the service may run meanwhile, and a second run continues the first.
 //! 2. A line that cannot be read is reported with its number and counted. The lines after it are imported.
-//! 3. Keys expire on full hours, because a statement has keys of one retention.
+//! 3. A key has the times of the line: it was first seen and completed then, and its retention counts from then on.
 
+use std::borrow::Cow;
 use std::cmp::Reverse;
 use std::collections::HashSet;
-use std::io::{self, BufRead, StdinLock};
+use std::io::{self, BufRead, Read, StdinLock};
 use std::time::{Duration, SystemTime};
 
 use futures_util::{StreamExt, stream};
@@ -25,9 +26,12 @@ use crate::store::{Access, Target};
 const PART: usize = 16_384;
 /// How many keys are on their way to the store.
 const AT_ONCE: usize = 512;
+/// The longest line, in bytes: longer than an id that any layer takes.
+const LONGEST: usize = 1_024 * 1_024;
 /// How many bad lines are reported.
 const REPORTED: u64 = 20;
-const HOUR: u64 = 3_600;
+const NO_SEPARATOR: &str = "has no tab and no comma between an id and a time";
+const NO_TAB: &str = "has no tab between an id and a time";
 /// The default of the layer.
 const RETENTION: Duration = Duration::from_secs(30 * 86_400);
 
@@ -57,7 +61,7 @@ pub(crate) async fn import(
             if part.is_empty() {
                 return Ok(());
             }
-            input.counts.claim(store, part).await?;
+            input.counts.claim(store, input.retention, part).await?;
         }
     };
     if let Err(mut failure) = target.with(Access::Write, import).await {
@@ -78,14 +82,16 @@ pub(crate) async fn import(
 }
 
 impl Counts {
-    /// Claims these keys, each as complete for this time.
+    /// Claims these keys, each as complete since this time.
     async fn claim(
         &mut self,
         store: &dyn MaintenanceAdapter,
-        part: Vec<(DedupKey, Duration)>,
+        retention: Duration,
+        part: Vec<(DedupKey, SystemTime)>,
     ) -> Result<(), Failure> {
-        let claims = part.into_iter().map(async |(key, retention)| {
-            store.claim(&key, &CallTerms::on_claim(Token::random(), retention)).await
+        let claims = part.into_iter().map(async |(key, time)| {
+            let terms = CallTerms::on_claim(Token::random(), retention).with_handled_at(time);
+            store.claim(&key, &terms).await
         });
         // A claim that is dropped after an error is repeated by the next run.
         let mut replies = stream::iter(claims).buffer_unordered(AT_ONCE);
@@ -104,6 +110,8 @@ struct Input<'a> {
     stdin: StdinLock<'static>,
     namespace: &'a str,
     retention: Duration,
+    /// The lines are in the text format of `COPY`.
+    copy: bool,
     output: Output,
     line: u64,
     counts: Counts,
@@ -116,31 +124,32 @@ impl<'a> Input<'a> {
         let floor = provider::find(namespace).map(|preset| preset.retention_floor());
         let retention = options.retention.unwrap_or(RETENTION.max(floor.unwrap_or_default()));
         let (stdin, counts) = (io::stdin().lock(), Counts::default());
-        Ok(Self { stdin, namespace, retention, output, line: 0, counts })
+        let copy = options.copy;
+        Ok(Self { stdin, namespace, retention, copy, output, line: 0, counts })
     }
 
-    /// Reads the next lines. Returns their keys and for how long the store keeps them, the longest first: of an id with
-    /// several times, the latest counts. Empty after the last line.
-    fn part(&mut self) -> io::Result<Vec<(DedupKey, Duration)>> {
+    /// Reads the next lines. Returns their keys and times, the latest first: of an id with several times, the latest
+    /// counts. Empty after the last line.
+    fn part(&mut self) -> io::Result<Vec<(DedupKey, SystemTime)>> {
         let now = SystemTime::now();
         let (mut part, mut line) = (Vec::new(), Vec::new());
-        while part.len() < PART {
-            line.clear();
-            if self.stdin.read_until(b'\n', &mut line)? == 0 {
-                break;
-            }
-            self.line += 1;
-            let text = str::from_utf8(&line).map(str::trim_end);
-            match text.map_or(Err("is not UTF-8"), |text| self.read(text)) {
-                _ if text == Ok("") => {}
-                Ok((key, time)) => match remaining(time.min(now) + self.retention, now) {
-                    Some(remaining) => part.push((key, remaining)),
-                    None => self.counts.too_old += 1,
+        while part.len() < PART && self.next_line(&mut line)? {
+            let text = str::from_utf8(&line).map(|line| line.trim_end_matches(['\n', '\r', ' ']));
+            let read = match text {
+                _ if line.len() > LONGEST => Err("is longer than 1 MiB"),
+                Ok("") => continue,
+                Ok(text) => self.read(text),
+                Err(_) => Err("is not UTF-8"),
+            };
+            match read {
+                Ok((key, time)) => match time.min(now) {
+                    time if time + self.retention > now => part.push((key, time)),
+                    _ => self.counts.too_old += 1,
                 },
                 Err(why) => self.report(why),
             }
         }
-        part.sort_by_key(|(_, remaining)| Reverse(*remaining));
+        part.sort_by_key(|(_, time)| Reverse(*time));
         // Two claims of one key are sent at the same time, in statements of their own.
         let (lines, mut keys) = (part.len(), HashSet::new());
         part.retain(|(key, _)| keys.insert(key.clone()));
@@ -148,12 +157,24 @@ impl<'a> Input<'a> {
         Ok(part)
     }
 
+    /// Reads the next line, and of one that is too long the begin. Returns `false` after the last line.
+    fn next_line(&mut self, line: &mut Vec<u8>) -> io::Result<bool> {
+        line.clear();
+        let longest = LONGEST as u64 + 1;
+        let read = self.stdin.by_ref().take(longest).read_until(b'\n', line)?;
+        if read > LONGEST && !line.ends_with(b"\n") {
+            self.stdin.skip_until(b'\n')?;
+        }
+        self.line += u64::from(read > 0);
+        Ok(read > 0)
+    }
+
     fn read(&self, line: &str) -> Result<(DedupKey, SystemTime), &'static str> {
         let line = if self.line == 1 { line.trim_start_matches('\u{feff}') } else { line };
         let by_tab = line.rsplit_once('\t');
         let (id, time) = by_tab
-            .or_else(|| line.rsplit_once(','))
-            .ok_or("has no tab and no comma between an id and a time")?;
+            .or_else(|| line.rsplit_once(',').filter(|_| !self.copy))
+            .ok_or(if self.copy { NO_TAB } else { NO_SEPARATOR })?;
         // They would be a part of the id, and the event would run again.
         if by_tab.is_none() && id.starts_with('"') {
             return Err("has quotes, which are not read: put a tab after the bare id");
@@ -161,9 +182,16 @@ impl<'a> Input<'a> {
         if id.contains(if by_tab.is_none() { ',' } else { '\t' }) {
             return Err("has more than an id and a time: put a tab after an id with a comma");
         }
-        let time = time_of(time.trim_start())
+        // An escape of `COPY` would be a part of the id, too.
+        if !self.copy && id.contains('\\') {
+            return Err(
+                "has a backslash, which only --copy reads: as an escape of `COPY … TO STDOUT`",
+            );
+        }
+        let id = if self.copy { unescaped(id)?.into() } else { Cow::from(id) };
+        let time = time_of(time.trim())
             .ok_or("has no time like 2026-01-31T12:00:00Z or 2026-01-31 12:00:00+00")?;
-        let key = DedupKey::new(self.namespace, id)
+        let key = DedupKey::new(self.namespace, &id)
             .map_err(|_| "has an id that is empty or has a NUL")?;
         Ok((key, time))
     }
@@ -181,12 +209,29 @@ impl<'a> Input<'a> {
     }
 }
 
-/// Returns the time until the first full hour from `end` on; `None` if `end` has passed.
-fn remaining(end: SystemTime, now: SystemTime) -> Option<Duration> {
-    end.duration_since(now).ok().filter(|remaining| !remaining.is_zero())?;
-    let seconds = end.duration_since(SystemTime::UNIX_EPOCH).ok()?.as_secs();
-    let full = Duration::from_secs((seconds / HOUR + 1) * HOUR);
-    (SystemTime::UNIX_EPOCH + full).duration_since(now).ok()
+/// Returns the text of a column that `COPY … TO STDOUT` has written in its text format:
+/// <https://www.postgresql.org/docs/current/sql-copy.html>. It writes no other escapes.
+fn unescaped(column: &str) -> Result<String, &'static str> {
+    if column == r"\N" {
+        return Err("has no id: it is NULL");
+    }
+    let (mut text, mut chars) = (String::with_capacity(column.len()), column.chars());
+    while let Some(char) = chars.next() {
+        text.push(match char {
+            '\\' => match chars.next() {
+                Some('\\') => '\\',
+                Some('b') => '\u{8}',
+                Some('f') => '\u{c}',
+                Some('n') => '\n',
+                Some('r') => '\r',
+                Some('t') => '\t',
+                Some('v') => '\u{b}',
+                _ => return Err("has an escape that COPY does not write"),
+            },
+            char => char,
+        });
+    }
+    Ok(text)
 }
 
 /// Reads a time of RFC 3339. As in the output of Postgres, a space may stand for the `T`, and an offset may have no
@@ -254,16 +299,24 @@ mod tests {
     }
 
     #[test]
-    fn key_is_kept_until_the_first_full_hour_after_its_retention() {
-        let at = |seconds| SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
-        for (end, now, kept) in [
-            (at(7_200), at(7_199), Some(3_601)),
-            (at(7_201), at(3_600), Some(7_200)),
-            (at(10_799), at(10_798), Some(2)),
-            (at(7_200), at(7_200), None),
-            (at(7_200), at(9_000), None),
+    fn column_of_copy_is_decoded() {
+        for (column, text) in [
+            ("", Some("")),
+            ("plain,\"id\"", Some("plain,\"id\"")),
+            (r"a\\b", Some(r"a\b")),
+            (r"\\", Some(r"\")),
+            (r"\\\\n\\t", Some(r"\\n\t")),
+            (r"\b\f\n\r\t\v\\N", Some("\u{8}\u{c}\n\r\t\u{b}\\N")),
+            (r"\n\n", Some("\n\n")),
+            (r"\N", None),
+            (r"a\N", None),
+            (r"\", None),
+            (r"a\\\", None),
+            (r"\.", None),
+            (r"\x41", None),
+            ("\\\u{20ac}", None),
         ] {
-            assert_eq!(remaining(end, now), kept.map(Duration::from_secs), "{end:?} {now:?}");
+            assert_eq!(unescaped(column).ok().as_deref(), text, "{column}");
         }
     }
 }

@@ -80,8 +80,8 @@ pub(crate) enum Command {
     ///
     /// A key that is complete or in flight stays as it is. So the command may run beside the service, and a second run
     /// imports what the first has not. A line that cannot be read is left out: the first 20 are reported with their
-    /// numbers. Ids are taken as they are, without quotes or escapes; one with a comma needs the tab. The parts of a
-    /// composed id are joined by `|`.
+    /// numbers, and so is one of more than 1 MiB. Ids are taken as they are, without quotes; one with a comma needs the
+    /// tab, and one with a backslash needs --copy. The parts of a composed id are joined by `|`.
     Import(Import),
     /// Deletes keys that expired at least an hour ago. Redis deletes them by itself.
     Purge {
@@ -157,10 +157,12 @@ pub(crate) struct List {
 pub(crate) struct Import {
     /// The namespace: a preset's is its name (`github`, `stripe`).
     pub(crate) namespace: String,
-    /// How long a key is remembered from its time on, to the next full hour; older ones are left out. Take the retention
-    /// of the layer [default: the layer's own, 30d, or as long as the preset's sender may repeat]
+    /// How long a key is remembered from its time on; older ones are left out. Take the retention of the layer [default: the layer's own, 30d, or as long as the preset's sender may repeat]
     #[arg(long, value_name = "TIME", value_parser = time)]
     pub(crate) retention: Option<Duration>,
+    /// Reads the output of Postgres' `COPY … TO STDOUT`: its text format, which escapes backslashes, tabs and line feeds.
+    #[arg(long)]
+    pub(crate) copy: bool,
 }
 
 #[derive(Args)]

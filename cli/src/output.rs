@@ -103,8 +103,8 @@ pub(crate) fn table(rows: impl IntoIterator<Item = Vec<String>>) -> String {
     rows.iter().map(line).collect::<Vec<_>>().join("\n")
 }
 
-/// Escapes control characters and direction overrides: an id comes from outside, and must not command the
-/// terminal or show text in another order.
+/// Escapes control characters, line separators and direction overrides: an id comes from outside, and must not command
+/// the terminal, begin a line or show text in another order.
 fn printable(text: &str) -> String {
     escaped(text, |char| char.escape_default().to_string())
 }
@@ -119,11 +119,11 @@ fn escaped(text: &str, escape: impl Fn(char) -> String) -> String {
     text.chars().map(escape).collect()
 }
 
-/// Returns `true` for control characters (U+0000 to U+001F, U+007F to U+009F) and for the characters that
-/// change the direction of text (Unicode Standard Annex 9).
+/// Returns `true` for control characters (U+0000 to U+001F, U+007F to U+009F) and for the characters that break a line or
+/// change the direction of text (Unicode Standard Annex 9): those that the library's log records escape, too.
 fn is_unprintable(char: char) -> bool {
     let is_direction = matches!(char,
-        '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+        '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
     char.is_control() || is_direction
 }
 

@@ -55,7 +55,7 @@ pub(crate) struct Sqlite {
     options: SqliteOptions,
     connect: SqliteConnectOptions,
     /// Looked at once, before the first connection: to close a descriptor of the file drops the locks of this process.
-    is_writable: bool,
+    pub(crate) is_writable: bool,
     pub(crate) timeout: Duration,
 }
 
@@ -97,6 +97,8 @@ pub(crate) struct Facts {
 
 #[derive(Deserialize)]
 pub(crate) struct PgTable {
+    /// The quoted name of the table.
+    name: String,
     /// The quoted name of the table with the version.
     version_table: Option<String>,
     /// The rights that are missing, without DELETE.
@@ -276,6 +278,24 @@ impl Postgres {
         Ok(if is_current { TableState::Current } else { TableState::Older })
     }
 
+    /// Takes the lock of a statement that writes to the table, and gives it back. Fails after the timeout if another
+    /// session has locked the table.
+    pub(crate) async fn lock(&self, table: &PgTable) -> Result<(), Failure> {
+        // Below the timeout, so that no session is left that waits for the lock.
+        let bound = (self.timeout.as_millis() * 9 / 10).max(1);
+        let sql = format!(
+            "BEGIN; SET LOCAL lock_timeout = '{bound}ms'; LOCK TABLE {} IN ROW EXCLUSIVE MODE; ROLLBACK",
+            table.name
+        );
+        let mut connection = self.connect().await?;
+        let lock = async {
+            sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut connection).await?;
+            let _ = connection.close().await;
+            Ok(())
+        };
+        within(self.timeout, lock).await
+    }
+
     /// Opens an adapter that does not make the table.
     async fn open(&self) -> Result<Opened, Failure> {
         let (connection, timeout) = (self.connect().await?, self.timeout);
@@ -352,6 +372,14 @@ impl Sqlite {
         let version: i64 = sqlx::query_scalar(AssertSqlSafe(version)).fetch_one(connection).await?;
         let is_current = version >= internals::SQLITE_SCHEMA_VERSION;
         Ok(if is_current { TableState::Current } else { TableState::Older })
+    }
+
+    /// Takes the lock of a statement that writes to the file, and gives it back. Fails after the timeout if another
+    /// process has locked the file.
+    pub(crate) async fn lock(&self) -> Result<(), Failure> {
+        let mut connection = self.connect.connect().await?;
+        sqlx::raw_sql("BEGIN IMMEDIATE; ROLLBACK").execute(&mut connection).await?;
+        Ok(connection.close().await?)
     }
 
     async fn open(&self, access: Access) -> Result<Opened, Failure> {

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::stored::{Fetch, StoredData, StoredResponse};
 use crate::key::{DedupKey, event_type};
@@ -51,6 +51,7 @@ pub struct CallTerms {
     pub(crate) payloads: Option<Payloads>,
     pub(crate) event_types: Option<EventTypes>,
     response: Option<Arc<StoredResponse>>,
+    handled_at: Option<SystemTime>,
     pub(crate) duplicate_note: Option<DuplicateNote>,
     /// How long a handler may hold its transaction, in milliseconds. Zero for no bound.
     pub(crate) handler_bound_ms: i32,
@@ -101,6 +102,7 @@ impl CallTerms {
             payloads: None,
             event_types: None,
             response: None,
+            handled_at: None,
             duplicate_note: None,
             handler_bound_ms: 0,
         }
@@ -163,6 +165,27 @@ impl CallTerms {
         self
     }
 
+    /// Sets when the event was handled, for a claim under [`Permanence::OnClaim`] of an event that another program has
+    /// handled: the key was completed then, a new key was first seen then, and the retention counts from then on. A time
+    /// in the future counts as now.
+    #[must_use]
+    pub const fn with_handled_at(mut self, time: SystemTime) -> Self {
+        self.handled_at = Some(time);
+        self
+    }
+
+    /// Returns when the event was handled; `None` if it is handled now.
+    #[must_use]
+    pub const fn handled_at(&self) -> Option<SystemTime> {
+        self.handled_at
+    }
+
+    /// Returns when the event was handled, in milliseconds since the Unix epoch; `None` if it is handled now.
+    #[must_use]
+    pub fn handled_at_ms(&self) -> Option<i64> {
+        self.handled_at.map(|at| saturating_ms(at.duration_since(UNIX_EPOCH).unwrap_or_default()))
+    }
+
     /// Returns `true` if nothing is stored with this key, now or later.
     #[cfg(feature = "postgres")]
     pub(super) fn stores_nothing_with(&self, key: &DedupKey) -> bool {
@@ -197,7 +220,7 @@ impl CallTerms {
         self.token
     }
 
-    /// Returns how long the key is remembered, from its claim on.
+    /// Returns how long the key is remembered: from its claim on, or from [`handled_at`](Self::handled_at) on.
     #[must_use]
     pub const fn retention(&self) -> Duration {
         self.retention

@@ -77,6 +77,7 @@ macro_rules! conformance_suite {
             calls_of_operators_reply_by_the_state_of_the_row,
             [maintenance]
             extreme_durations_neither_panic_nor_overflow,
+            claim_of_an_event_of_the_past_has_its_times,
             hostile_keys_stay_distinct,
             clock_set_back_makes_no_key_first_twice,
             purge_deletes_only_keys_that_expired_an_hour_ago,

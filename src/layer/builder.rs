@@ -266,7 +266,9 @@ impl<L, B> DedupLayer<L, B> {
     }
 
     /// Sets how many deliveries may run at once, over all services and clones of this layer. A
-    /// delivery beyond that is answered 503. 0 refuses every delivery; `usize::MAX` bounds nothing.
+    /// delivery beyond that is answered 503. `usize::MAX` bounds nothing.
+    ///
+    /// 0 is invalid, because every delivery would be answered 503.
     ///
     /// Set it before the layer serves: later, the bound does not become smaller than the number of deliveries that run
     /// then. Running deliveries have tasks of their own, which outer `ConcurrencyLimit` and `Timeout`
@@ -408,7 +410,7 @@ impl<L, B> DedupLayer<L, B> {
     /// `https://api.example.com/docs#mismatch`. One fragment differs: a duplicate whose response was
     /// not stored has `#response-not-stored`. Without a page, the `type` is `about:blank`.
     ///
-    /// A text that is no URL or has a fragment is invalid, and so is this setting of another layer.
+    /// Any text but an `http` or `https` URL without a fragment is invalid, and so is this setting of another layer.
     pub fn problem_docs(mut self, url: &str) -> Self {
         self.config.problem_docs = Some(url.into());
         self
@@ -531,6 +533,7 @@ impl<L: Ledger, B> DedupLayer<L, B> {
     pub(super) fn check(&self) -> Result<(), ConfigError> {
         let Config { key, times, .. } = &self.config;
         self.config.check(self.ledger.stores_data())?;
+        self.gate.check()?;
         self.ledger.check(times, key.has_second_identity())
     }
 

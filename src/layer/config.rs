@@ -30,6 +30,12 @@ pub(super) enum WithoutResponse {
 /// sets.
 pub(crate) type Dress = fn(&mut Response<Bytes>, Option<DedupAnswer>, docs: Option<&str>);
 
+/// Returns `true` for a URL of a page, to which a fragment can be added.
+fn is_page(url: &str) -> bool {
+    let is_http = |url: &Uri| matches!(url.scheme_str(), Some("http" | "https"));
+    !url.contains('#') && url.parse().is_ok_and(|url| is_http(&url))
+}
+
 /// Every setting but the bounds, which are the gate's.
 #[derive(Debug, Clone)]
 pub(super) struct Config {
@@ -120,8 +126,8 @@ impl Config {
             check(status.is_success(), "duplicate_status", "2xx", &status)?;
         }
         if let Some(docs) = &self.problem_docs {
-            let is_url = docs.parse::<Uri>().is_ok() && !docs.contains('#');
-            check(is_url, "problem_docs", "a URL without a fragment", docs)?;
+            let rule = "an http or https URL without a fragment";
+            check(is_page(docs), "problem_docs", rule, docs)?;
             check(self.dress.is_some(), "problem_docs", "of a layer for `Idempotency-Key`", docs)?;
         }
         if let Some(replay) = &self.replay {

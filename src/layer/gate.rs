@@ -12,6 +12,7 @@ use tokio_util::task::TaskTracker;
 use tower_service::Service;
 
 use super::mode::SharedMode;
+use crate::error::{ConfigError, check};
 use crate::run::{Admission, Waiters};
 
 pub(super) struct Gate {
@@ -45,6 +46,12 @@ impl Gate {
             waiters: Waiters::default(),
             tasks,
         }
+    }
+
+    /// A bound of zero is a mistake: the layer would answer 503 to every delivery.
+    pub(super) fn check(&self) -> Result<(), ConfigError> {
+        let running = *self.running.limit();
+        check(running > 0, "max_running", "at least 1 delivery", &running)
     }
 
     /// Returns how many deliveries run and wait, of how many that may.

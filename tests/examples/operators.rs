@@ -8,10 +8,10 @@ use super::senders::{PUSH, deliver_push, deliver_to_stripe, start_providers};
 use super::server::{Server, duplicate, first};
 use support::sqlite_url;
 
-async fn catch_up(store: &str, sender: &str, list: &Value) -> String {
+async fn catch_up(store: &str, args: &[&str], list: &Value) -> String {
     let mut command = example("catch_up");
     let (succeeded, said) =
-        piped(command.arg(sender).env("DATABASE_URL", store), &list.to_string()).await;
+        piped(command.args(args).env("DATABASE_URL", store), &list.to_string()).await;
     assert!(succeeded, "{said}");
     said
 }
@@ -28,8 +28,14 @@ async fn catch_up_runs_what_the_receiver_has_not_handled_and_later_retries_are_d
     let list =
         json!({ "object": "list", "data": [event("evt_3"), event("evt_2"), event("evt_1")] });
     let run = |id| format!("stripe {id} charge.succeeded: 62 bytes\n");
+    // Without `--run`, it uses no event up.
+    let listed = "not handled: evt_2 (unknown)\nnot handled: evt_3 (unknown)\n";
+    for _ in 0..2 {
+        assert_eq!(catch_up(&store, &["stripe"], &list).await, listed);
+    }
     let expected = format!("duplicate: evt_1\n{}{}", run("evt_2"), run("evt_3"));
-    assert_eq!(catch_up(&store, "stripe", &list).await, expected);
+    assert_eq!(catch_up(&store, &["stripe", "--run"], &list).await, expected);
+    assert_eq!(catch_up(&store, &["stripe"], &list).await, "");
     assert_eq!(deliver_to_stripe(&receiver, "evt_2").await, duplicate());
 
     let delivery = |id: &str, event: &str, payload: Value| {
@@ -41,9 +47,13 @@ async fn catch_up_runs_what_the_receiver_has_not_handled_and_later_retries_are_d
         delivery("g1", "push", push),
         delivery("g0", "ping", json!({ "zen": "Keep it simple.", "hook_id": 1 }))
     ]);
-    assert_eq!(catch_up(&store, "github", &list).await, "github g1 push: 48 bytes\n");
-    assert_eq!(catch_up(&store, "github", &list).await, "duplicate: g1\n");
-    assert_eq!(deliver_push(&receiver, "g1").await, duplicate());
+    assert_eq!(catch_up(&store, &["github"], &list).await, "not handled: g1 (unknown)\n");
+    assert_eq!(deliver_push(&receiver, "g1").await, first());
+    let list =
+        json!([list[0], list[1], delivery("g2", "push", list[0]["request"]["payload"].clone())]);
+    let expected = "github g2 push: 48 bytes\nduplicate: g1\n";
+    assert_eq!(catch_up(&store, &["github", "--run"], &list).await, expected);
+    assert_eq!(deliver_push(&receiver, "g2").await, duplicate());
     receiver.interrupt().await;
 }
 
@@ -52,7 +62,7 @@ async fn admin_lists_shows_and_forgets_keys_for_its_token_only() {
     let dir = tempfile::tempdir().unwrap();
     let store = sqlite_url(dir.path());
     let list = json!([{ "id": "evt/1", "type": "charge.succeeded" }, { "id": "evt_2" }]);
-    catch_up(&store, "stripe", &list).await;
+    catch_up(&store, &["stripe", "--run"], &list).await;
     let mut command = example("admin");
     command.env("DATABASE_URL", &store).env("ADMIN_TOKEN", "the_token_of_this_test");
     let server = Server::spawn_with_env(&mut command).await;
@@ -92,5 +102,5 @@ async fn admin_lists_shows_and_forgets_keys_for_its_token_only() {
     assert_eq!(get("/stripe/evt%2F1").await.0, 404);
     server.end().await;
     // It runs again.
-    assert!(catch_up(&store, "stripe", &list).await.contains("evt/1 charge"));
+    assert!(catch_up(&store, &["stripe", "--run"], &list).await.contains("evt/1 charge"));
 }

@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use futures_util::future::join_all;
 use reqwest::RequestBuilder;
-use sqlx::{Connection, PgConnection, SqliteConnection};
+use sqlx::{AssertSqlSafe, Connection, PgConnection, SqliteConnection};
 
 use super::programs::example;
 use super::senders::hmac_sha256;
@@ -102,6 +102,38 @@ async fn receives_each_event_once(store: &str) {
 fn expected() -> Vec<(String, Option<i64>)> {
     let row = |id: &str, amount| (id.to_owned(), amount);
     vec![row("evt_1", Some(4_200)), row("evt_2", Some(7)), row("evt_3", None)]
+}
+
+/// Both find no table, and make it at once.
+#[tokio::test]
+async fn processes_that_start_together_make_one_table() {
+    for (name, table) in [("quickstart", "payments"), ("github", "pushes")] {
+        let schema = Schema::fresh();
+        let url = schema.url();
+        let connect = async || PgConnection::connect(&url).await.unwrap();
+        let [mut connection, mut monitor] = [connect().await, connect().await];
+        // The transaction holds both between their look and their creation.
+        let mut made = connection.begin().await.unwrap();
+        let create = format!("CREATE TABLE {table} (event_id TEXT, amount BIGINT)");
+        sqlx::raw_sql(AssertSqlSafe(create)).execute(&mut *made).await.unwrap();
+        let start = async || {
+            let mut command = example(name);
+            command.env("DATABASE_URL", &url);
+            command.env("STRIPE_WEBHOOK_SECRET", SECRET).env("GITHUB_WEBHOOK_SECRET", SECRET);
+            Server::spawn_with_env(&mut command).await
+        };
+        let roll_back = async {
+            let waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'
+                 AND datname = current_database() AND query LIKE ANY (ARRAY['%CREATE TABLE%', '%advisory%'])";
+            while sqlx::query_scalar::<_, i64>(waiting).fetch_one(&mut monitor).await.unwrap() < 2 {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+            made.rollback().await.unwrap();
+        };
+        let (one, two, ()) = tokio::join!(start(), start(), roll_back);
+        one.end().await;
+        two.end().await;
+    }
 }
 
 #[tokio::test]

@@ -155,7 +155,7 @@ async fn examples_say_which_variable_to_set() {
         ("redis", vec![], "set STRIPE_WEBHOOK_SECRET"),
         ("redis", vec![stripe], "set BOOKINGS_URL"),
         ("redis", vec![stripe, url, token], "set REDIS_URL"),
-        ("catch_up", vec![], "usage: catch_up stripe|github"),
+        ("catch_up", vec![], "usage: catch_up stripe|github [--run]"),
         ("admin", vec![], "set ADMIN_TOKEN"),
         ("admin", vec![("ADMIN_TOKEN", "")], "set ADMIN_TOKEN"),
         ("admin", vec![secret("ADMIN_TOKEN")], "set DATABASE_URL"),

@@ -448,11 +448,26 @@ async fn webhook_answers_have_no_problem_details_and_no_mark() {
 #[tokio::test]
 async fn settings_without_meaning_are_refused() {
     let layer = layer(MemoryAdapter::new());
-    for url in ["", "not a url", "https://api.example.com/docs#section"] {
+    for url in [
+        "",
+        "not a url",
+        "x",
+        "*",
+        "/docs/idempotency",
+        "api.example.com:443",
+        "javascript:alert(1)",
+        "data:text/html,x",
+        "ftp://api.example.com/docs",
+        "https:api.example.com",
+        "https://api.example.com/docs#section",
+    ] {
         let refused = layer.clone().problem_docs(url).checked().unwrap_err();
-        assert!(refused.to_string().starts_with("`problem_docs` must be"), "{refused}");
+        let rule = "`problem_docs` must be an http or https URL without a fragment, not ";
+        assert_eq!(refused.to_string(), format!("{rule}{url:?}"));
     }
-    assert!(layer.problem_docs("/docs/idempotency").checked().is_ok());
+    for url in ["http://localhost/docs", "HTTPS://api.example.com/docs?page=1"] {
+        assert!(layer.clone().problem_docs(url).checked().is_ok(), "{url}");
+    }
 
     /// A store of keys only.
     struct Bare(Abilities);

@@ -37,8 +37,20 @@ fn without_key(body: &'static str) -> Request<Body> {
 /// Delivers a request to a layer in shadow. The handler responds with 418, and nothing but that may
 /// reach the client. Returns the verdict that the handler saw, after it was compared with the log.
 async fn judged(layer: &DedupLayer, log: &Log, request: Request<Body>) -> Verdict {
+    judged_within(layer, 1_024, log, request).await
+}
+
+/// Does the same while so many deliveries may run.
+async fn judged_within(
+    layer: &DedupLayer,
+    max_running: usize,
+    log: &Log,
+    request: Request<Body>,
+) -> Verdict {
     let handler = Handler::default().then(418);
-    let response = send(&layer.layer(handler.service()), request).await;
+    let service = layer.layer(handler.service());
+    drop(layer.clone().max_running(max_running));
+    let response = send(&service, request).await;
     assert_eq!((response.status(), handler.runs()), (StatusCode::IM_A_TEAPOT, 1));
     assert_eq!(result(&response), None);
     assert!(response.extensions().get::<DedupAnswer>().is_none());
@@ -105,8 +117,8 @@ fn every_verdict_is_reported_and_the_client_gets_the_handlers_response() {
         }
         store.set(StoreCall::Claim, Fault::None);
 
-        let full = DedupLayer::new(by_header(), Arc::clone(&store)).max_running(0);
-        assert_eq!(judged(&full.mode(Mode::Shadow), &log, request("g")).await, Verdict::Overloaded);
+        let full = DedupLayer::new(by_header(), Arc::clone(&store)).mode(Mode::Shadow);
+        assert_eq!(judged_within(&full, 0, &log, request("g")).await, Verdict::Overloaded);
         assert!(log.last("delivery").contains_key("error"));
 
         let verified = layer.clone().require_verified();
@@ -268,8 +280,9 @@ async fn delivery_in_shadow_has_all_events_and_every_event_needs_to_run() {
 fn off_calls_no_store_and_reports_nothing() {
     observed(async |log, snapshotter| {
         let (store, handler) = (store(), Handler::default());
-        let layer = DedupLayer::new(by_header(), Arc::clone(&store)).max_running(0);
-        let service = layer.mode(Mode::Off).layer(handler.service());
+        let layer = DedupLayer::new(by_header(), Arc::clone(&store)).mode(Mode::Off);
+        let service = layer.layer(handler.service());
+        drop(layer.max_running(0));
         send(&service, request("a")).await;
         send(&service, request("a")).await;
         let delivery = handler.last();

@@ -109,8 +109,20 @@ async fn reported<L: Ledger>(
     request: http::Request<impl Into<AxumBody>>,
     row: [&str; 3],
 ) -> (BTreeMap<String, String>, Sums) {
+    reported_within(watch, (layer, 1_024), handler, request, row).await
+}
+
+/// Does the same while so many deliveries may run.
+async fn reported_within<L: Ledger>(
+    watch: &Watch,
+    (layer, max_running): (DedupLayer<L>, usize),
+    handler: &Handler,
+    request: http::Request<impl Into<AxumBody>>,
+    row: [&str; 3],
+) -> (BTreeMap<String, String>, Sums) {
     let (before, _) = (watch.0.all("delivery").len(), measured(&watch.1));
     let service = layer.layer(handler.fallible());
+    drop(layer.max_running(max_running));
     // A panic ends the task, and an error has no status.
     let _ = tokio::spawn(service.oneshot(request.map(Into::into))).await;
     checked(watch, before + 1, row)
@@ -228,7 +240,8 @@ fn every_outcome_has_its_record_and_its_metrics() {
         let (record, _) = reported(watch, api, &handler, unscoped, row).await;
         is(&record, "error", "the scope is missing");
         assert!(record["fix"].contains("authenticates"), "{record:?}");
-        let (record, _) = ends(test().max_running(0), "d", ["overloaded", "WARN", "503"]).await;
+        let row = ["overloaded", "WARN", "503"];
+        let (record, _) = reported_within(watch, (test(), 0), &handler, body("d", ""), row).await;
         is(&record, "error", "0 of 0 deliveries run, 0 of 256 wait for their event");
         assert!(record["fix"].contains("`max_running`"), "{record:?}");
 

@@ -45,6 +45,7 @@ fn layer_with_an_invalid_setting_is_an_error_when_checked_and_panics_when_applie
         ),
         (layer().handler_timeout(zero), "handler_timeout", "longer than zero, not 0ns"),
         (layer().max_keys(0), "max_keys", "at least 1 key, not 0"),
+        (layer().max_running(0), "max_running", "at least 1 delivery, not 0"),
     ] {
         assert_eq!(refused(&layer), format!("`{setting}` must be {rule}"));
     }
@@ -85,6 +86,8 @@ fn layer_with_valid_settings_is_checked() {
         .store_timeout(Duration::from_nanos(1))
         .handler_timeout(Duration::MAX)
         .max_keys(1)
+        .max_running(1)
+        .max_waiting(0)
         .in_flight_status(StatusCode::TOO_MANY_REQUESTS)
         .duplicate_status(StatusCode::NO_CONTENT);
     assert!(layer.checked().is_ok());

@@ -80,6 +80,12 @@ pub(super) fn table(state: &Result<TableState, Failure>) -> Finding {
     Finding::ok("table", "").error(Some(found), advice)
 }
 
+/// Whether a statement can write at all: every delivery is answered 503 meanwhile.
+pub(super) fn lock(lock: Result<(), Failure>, advice: &'static str) -> Finding {
+    let fault = lock.err().map(|failure| format!("no write gets its lock: {}", failure.message));
+    Finding::ok("lock", "a write gets its lock").error(fault, advice)
+}
+
 pub(super) async fn purge(target: &Target) -> Finding {
     let lag = match target.stats().await {
         Ok(stats) => stats.oldest_expired.unwrap_or_default(),

@@ -16,8 +16,17 @@ pub(super) async fn findings(
         "ALTER TABLE … SET LOGGED",
     ));
     findings.extend(facts.table.iter().flat_map(|table| [rights(table), index(table)]));
-    if matches!(state, Ok(TableState::Current)) {
-        findings.push(finding::purge(target).await);
+    if let (Some(table), Ok(TableState::Current)) = (&facts.table, state) {
+        let mut is_locked = false;
+        if !facts.is_standby && !facts.is_read_only && table.lacks.is_empty() {
+            let lock = postgres.lock(table).await;
+            is_locked = lock.is_err();
+            findings.push(finding::lock(lock, "find the session in pg_locks and pg_stat_activity"));
+        }
+        // The statistics may wait for the lock, too.
+        if !is_locked {
+            findings.push(finding::purge(target).await);
+        }
     }
     Ok(findings)
 }

@@ -34,6 +34,10 @@ pub(super) async fn findings(target: &Target, sqlite: &Sqlite) -> Result<Vec<Fin
             let state = sqlite.table(&mut connection).await;
             findings.push(finding::table(&state));
             if matches!(state, Ok(TableState::Current)) {
+                if sqlite.is_writable {
+                    const ADVICE: &str = "find the process that holds a transaction open";
+                    findings.push(finding::lock(sqlite.lock().await, ADVICE));
+                }
                 findings.push(finding::purge(target).await);
             }
             findings.push(damage(sqlite, connection).await);

@@ -13,6 +13,7 @@ WITH RECURSIVE found AS (
   UNION ALL SELECT i.inhrelid FROM pg_inherits AS i JOIN part AS p ON i.inhparent = p.oid
 ), facts AS (
   SELECT
+    oid::regclass::text AS name,
     version::regclass::text AS version_table,
     concat_ws(', ',
       CASE WHEN NOT has_schema_privilege(relnamespace, 'USAGE') THEN 'USAGE on the schema' END,

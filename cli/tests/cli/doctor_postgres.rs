@@ -21,7 +21,7 @@ async fn settings_of_the_server() {
     ran.assert_finding("tls", "ok", "on this machine");
     let json = ran.json();
     run(&url, &["doctor"]).await.assert(0, "0 error(s), 0 warning(s)");
-    assert!(json.len() == 7 && json.iter().all(|finding| finding["level"] == "ok"), "{json:?}");
+    assert!(json.len() == 8 && json.iter().all(|finding| finding["level"] == "ok"), "{json:?}");
 
     let server = set(server, &["full_page_writes = off"]).await;
     let ran = doctor(&url).await;

@@ -24,7 +24,7 @@ use tower_dedup::adapter::inspect::{
 use tower_dedup::{DedupKey, StoreError, StoreErrorKind};
 
 use crate::errors::store_error;
-use crate::row::{Row, Write, fetches_response, lease_ms, milliseconds};
+use crate::row::{Row, Write, fetches_response, handled_at, lease_ms, milliseconds};
 use crate::session::{Args, Call, Session};
 
 /// How often a call reads its row again that another call has written meanwhile.
@@ -92,8 +92,10 @@ impl Call {
             .add(attempts)
             .add(terms.event_type_for(key).map(str::as_bytes))
             .stored(key, terms, lease.is_none())
+            .add(handled_at(terms))
             .add(lease.is_none())
-            .numbers([lease, Some(milliseconds(terms.retention()))])
+            .add(handled_at(terms))
+            .numbers([lease, Some(handled_at(terms)), Some(milliseconds(terms.retention()))])
             .key(key);
         // A held row is in the way: it can be read.
         let inserted = self.run(&self.sql().insert, args).await?;
@@ -114,9 +116,12 @@ impl Call {
             .add(event_type)
             .stored(key, terms, write.completes)
             .add(write.is_new)
+            .add(handled_at(terms))
             .add(write.completes)
+            .add(handled_at(terms))
             .add(write.lease)
             .add(write.keeps_retention)
+            .add(handled_at(terms))
             .add(milliseconds(terms.retention()))
             .key(key)
             .add(row.version)

@@ -67,6 +67,11 @@ pub(crate) fn milliseconds(duration: Duration) -> i64 {
     i64::try_from(duration.as_millis()).map_or(MOST, |ms| ms.min(MOST))
 }
 
+/// Returns when the event of a call was handled, for a statement that takes the earlier of this time and now.
+pub(crate) fn handled_at(terms: &CallTerms) -> i64 {
+    terms.handled_at_ms().unwrap_or(i64::MAX)
+}
+
 impl Row {
     pub(crate) fn read(row: &MySqlRow) -> Result<Self, sqlx::Error> {
         let digest: Option<Vec<u8>> = row.try_get("payload_sha256")?;

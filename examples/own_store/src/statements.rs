@@ -13,6 +13,8 @@ pub(crate) const COUNTED: u64 = 100_000;
 /// statement began: a lease would be shorter than asked. In `INSERT … VALUES`, it is read before such a wait; what must
 /// be exact there stands in `ON DUPLICATE KEY UPDATE`, whose expressions are evaluated under the lock of the row.
 const NOW: &str = "CAST(UNIX_TIMESTAMP(SYSDATE(3)) * 1000 AS SIGNED)";
+/// When the event of a claim was handled: now, or at the time of the argument, which is not later.
+const HANDLED_AT: &str = "LEAST({now}, ?)";
 /// The time at which the statement began: one value, by which an index finds rows.
 const START: &str = "CAST(UNIX_TIMESTAMP(NOW(3)) * 1000 AS SIGNED)";
 /// The first version of a row: the time in microseconds. A count from 1 would give a row that was purged and inserted
@@ -57,6 +59,7 @@ fn statement(file: &str, table: &str) -> Statement {
     let sql = lines
         .collect::<Vec<_>>()
         .join("\n")
+        .replace("{handled_at}", HANDLED_AT)
         .replace("{now}", NOW)
         .replace("{start}", START)
         .replace("{version}", VERSION)

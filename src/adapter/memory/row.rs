@@ -5,13 +5,13 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use super::super::inspect::{Entry, ForgetReply, KeyState, Stats};
 use super::super::replies::{ClaimReply, CompleteReply, RenewReply, Seen};
 use super::super::stored::{Fetch, StoredData};
 use super::super::terms::{CallTerms, Permanence, Token};
-use super::clock::{after, wall};
+use super::clock::{after, ms, wall};
 use crate::key::DedupKey;
 
 /// Times are milliseconds of the adapter's [`Clock`](super::clock::Clock).
@@ -151,7 +151,9 @@ pub(super) struct Call<'a> {
 
 impl Call<'_> {
     pub(super) fn claim(self, row: &mut Option<Row>) -> ClaimReply {
-        let (on_claim, token, mut new) = (self.is_on_claim(), self.terms.token(), self.leased());
+        let (on_claim, token) = (self.is_on_claim(), self.terms.token());
+        let past = Self { now: if on_claim { self.handled_at() } else { self.now }, ..self };
+        let mut new = past.leased();
         if let Some(old) = row {
             (new.attempts, new.takeover, new.first_seen_at) = match old.state(self.now) {
                 Some(KeyState::Complete) if on_claim && old.is_by(token) => {
@@ -171,11 +173,11 @@ impl Call<'_> {
                     let takeover = state == KeyState::Lapsed;
                     (old.attempts.saturating_add(1), takeover, old.first_seen_at)
                 }
-                None => (1, false, self.now),
+                None => (1, false, new.first_seen_at),
             };
         }
         if on_claim {
-            self.mark_complete(&mut new);
+            past.mark_complete(&mut new);
         }
         let reply = ClaimReply::first(new.attempts, new.takeover);
         *row = Some(new);
@@ -228,6 +230,12 @@ impl Call<'_> {
 
     fn is_on_claim(self) -> bool {
         self.terms.permanence() == Permanence::OnClaim
+    }
+
+    /// Returns when the event of a claim was handled, by the adapter's clock.
+    fn handled_at(self) -> u64 {
+        let ago = |at| SystemTime::now().duration_since(at).unwrap_or_default();
+        self.now.saturating_sub(ms(self.terms.handled_at().map_or(Duration::ZERO, ago)))
     }
 
     fn leased(self) -> Row {

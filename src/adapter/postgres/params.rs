@@ -93,10 +93,10 @@ pub(super) fn uuids(rows: &[&mut RowCall<'_>]) -> Vec<Uuid> {
     rows.iter().map(|row| Uuid(row.call.hash)).collect()
 }
 
-/// Binds the rows of a statement, `$1` to `$11`: the arrays of keys, namespaces, ids and tokens, the retention in
-/// milliseconds, the array of the events' types, the lease in milliseconds, and the arrays of the payload's SHA-256 and of
-/// the response's status, headers and body. A statement may use fewer. Types, and each column of stored data, are null as
-/// a whole if no row has any.
+/// Binds the rows of a statement, `$1` to `$12`: the arrays of keys, namespaces, ids and tokens, the retention in
+/// milliseconds, the array of the events' types, the lease in milliseconds, the arrays of the payload's SHA-256 and of
+/// the response's status, headers and body, and the array of the times at which events of the past were handled. A
+/// statement may use fewer. Types, each column of stored data, and these times are null as a whole if no row has any.
 pub(super) fn bind_rows(query: Bound, rows: &[&mut RowCall<'_>]) -> Bound {
     let calls = || rows.iter().map(|row| &**row.call);
     let types = calls().any(|call| call.terms.has_event_types());
@@ -106,6 +106,8 @@ pub(super) fn bind_rows(query: Bound, rows: &[&mut RowCall<'_>]) -> Bound {
     let stores = calls().any(Call::stores_data);
     let data: Option<Vec<_>> = stores.then(|| calls().map(data).collect());
     let data = data.as_deref();
+    let past = calls().any(|call| call.terms.handled_at().is_some());
+    let handled_at = |call: &Call| call.terms.handled_at_ms().map(|ms| ms.min(MAX_MS));
     let status = |response: &StoredResponse| i16::try_from(response.status.as_u16()).ok();
     query
         .bind(uuids(rows))
@@ -119,6 +121,7 @@ pub(super) fn bind_rows(query: Bound, rows: &[&mut RowCall<'_>]) -> Bound {
         .bind(column(data, |data| status(data.response.as_deref()?)))
         .bind(column(data, |data| Some(data.response.as_deref()?.headers_json())))
         .bind(column(data, |data| Some(&*data.response.as_deref()?.body)))
+        .bind(past.then(|| calls().map(handled_at).collect::<Vec<_>>()))
 }
 
 fn column<'d, T>(

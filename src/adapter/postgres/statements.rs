@@ -72,6 +72,12 @@ const DATA: [&str; 2] = [
     ", $8::bytea[], $9::int2[], $10::text[], $11::bytea[]",
 ];
 
+/// The column of the times at which events of the past were handled, and its array.
+const PAST: [&str; 2] = [", handled_at", ", $12::int8[]"];
+/// When the event of a claim was handled: now, or at the time of the call, which is not later. A null is ignored.
+const HANDLED_AT: &str =
+    "least(clock_timestamp(), timestamptz 'epoch' + a.handled_at * interval '1 millisecond')";
+
 /// How long a completion waits for its row, unless the handler has set a `lock_timeout`: a second transaction of the
 /// same handler may hold it. Not 2 s, which a handler may have chosen.
 const COMPLETION_TIMEOUT: &str = "1999ms";
@@ -123,10 +129,14 @@ impl Statements {
         let held = render(include_str!("sql/held.sql"), &[table]);
         let pass = |text: &str| if passes { render(text, &[table]) } else { String::new() };
         let (unless_exists, unless_held) = (pass(UNLESS_EXISTS), pass(UNLESS_HELD));
-        let rows = |attempts, completed_at, unless: &str| {
+        let rows_at = |now, past, attempts, completed_at, unless: &str| {
             let [data, arrays] = if completed_at == "NULL" { [""; 2] } else { DATA };
+            let [handled_at, times] = if past { PAST } else { [""; 2] };
             let values = [
                 table,
+                ("now", now),
+                ("handled_at", handled_at),
+                ("times", times),
                 ("attempts", attempts),
                 ("completed_at", completed_at),
                 ("unless", unless),
@@ -134,6 +144,9 @@ impl Statements {
                 ("arrays", arrays),
             ];
             render(include_str!("sql/rows.sql"), &values)
+        };
+        let rows = |attempts, completed_at, unless| {
+            rows_at("clock_timestamp()", false, attempts, completed_at, unless)
         };
         let claim_durable = if options.durable_claims { durable } else { &claim_durable };
         let values = [
@@ -146,9 +159,10 @@ impl Statements {
             ("pass_held", if passes { &*held } else { "" }),
             ("unless_held", &*unless_held),
             ("leased_rows", &*rows("1", "NULL", &unless_exists)),
-            ("claimed_rows", &*rows("1", "a.now", &unless_exists)),
+            ("claimed_rows", &*rows_at(HANDLED_AT, true, "1", "a.now", &unless_exists)),
             ("complete_rows", &*rows("0", "a.now", &unless_held)),
             ("renewed_rows", &*rows("1", "NULL", UNLESS_HELD)),
+            ("handled_at", HANDLED_AT),
             ("is_released", IS_RELEASED),
             ("data", DATA[0]),
             ("arrays", DATA[1]),

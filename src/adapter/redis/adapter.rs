@@ -212,6 +212,10 @@ impl DedupAdapter for RedisAdapter {
             };
             let call = self.call_for(&script::CLAIM, key, terms);
             let call = with_data(call, stored.as_ref()).arg(lease).arg(fetched(terms.fetch()));
+            let call = match terms.handled_at_ms() {
+                Some(time) => call.arg(time),
+                None => call.arg(""),
+            };
             let bound = self.0.bound("claiming keys");
             let reply = self.at_version(&call, bound, MOST_VERSIONS).await;
             let mut claimed = reply.and_then(|reply| claimed(reply, terms.fetch()));

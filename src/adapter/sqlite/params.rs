@@ -13,9 +13,9 @@ pub(super) fn keys_json<'k>(keys: impl IntoIterator<Item = &'k DedupKey>) -> Str
 }
 
 /// Returns the rows of a statement that writes, as one parameter: a JSON array of
-/// `[namespace, id, token, retention, lease, type]`, with times in milliseconds. If any row has data to store,
-/// the payload's SHA-256 and the response's status, headers and body follow; null where there is
-/// nothing. Bytes are in hex.
+/// `[namespace, id, token, retention, lease, type]`, with times in milliseconds. If any row has data to store or an event
+/// of the past, the payload's SHA-256, the response's status, headers and body, and the time of the event follow; null
+/// where there is nothing. Bytes are in hex.
 pub(super) fn rows_json(rows: &[&mut RowCall<'_>]) -> String {
     fn head(call: &Call) -> (&str, &str, String, i64, Option<i64>, Option<&str>) {
         let (key, terms) = (&call.key, &call.terms);
@@ -23,7 +23,7 @@ pub(super) fn rows_json(rows: &[&mut RowCall<'_>]) -> String {
         let event_type = terms.event_type_for(key);
         (key.namespace(), key.id(), token, retention, call.lease_ms(), event_type)
     }
-    if !rows.iter().any(|row| row.call.stores_data()) {
+    if !rows.iter().any(|row| row.call.stores_data() || row.call.terms.handled_at().is_some()) {
         return json(rows.iter().map(|row| head(row.call)));
     }
     json(rows.iter().map(|row| {
@@ -34,7 +34,11 @@ pub(super) fn rows_json(rows: &[&mut RowCall<'_>]) -> String {
         let status = response.map(|response| response.status.as_u16());
         let headers = response.map(StoredResponse::headers_json);
         let body = response.map(|response| hex(&response.body));
-        (namespace, id, token, retention, lease, event_type, digest, status, headers, body)
+        let handled_at = row.call.terms.handled_at_ms();
+        (
+            namespace, id, token, retention, lease, event_type, digest, status, headers, body,
+            handled_at,
+        )
     }))
 }
 

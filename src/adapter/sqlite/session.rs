@@ -79,7 +79,12 @@ impl<C: DerefMut<Target = SqliteConnection> + Send> Session<C> {
             }
             return Ok(());
         }
-        if kind != Kind::Complete || !left.iter().any(|row| row.call.stores_data()) {
+        let is_common = match kind {
+            Kind::Complete => !left.iter().any(|row| row.call.stores_data()),
+            Kind::ClaimComplete => left.iter().all(|row| row.call.terms.handled_at().is_none()),
+            _ => true,
+        };
+        if is_common {
             let write = query(sql).bind(rows_json(&left));
             let written = write.execute(&mut *self.connection).await?.rows_affected();
             if kind == Kind::Release || usize::try_from(written) == Ok(left.len()) {

@@ -19,6 +19,9 @@ pub(super) const VERSION: i64 = 1;
 /// The store's clock, in milliseconds. It does not advance within one statement.
 const NOW: &str = "CAST(round(unixepoch('subsec') * 1000) AS INTEGER)";
 
+/// When the event of a claim was handled: now, or at the time in `?1`, which is not later.
+const HANDLED_AT: &str = "min(coalesce(value ->> 10, {now}), {now})";
+
 /// The state of a row, with the names of [`KeyState`](super::super::inspect::KeyState). `now` is a column.
 const STATE: &str = "CASE
     WHEN completed_at IS NULL AND token IS NOT NULL AND lease_until > now THEN 'in-flight'
@@ -72,10 +75,11 @@ impl Statements {
         // Quoted: a name may be a word of SQL.
         let (table, now) = (("table", &*format!("\"{name}\"")), ("now", NOW));
         let lease_until = format!("{NOW} + (value ->> 4)");
-        let rows = |attempts, lease_until, completed_at, [data, stored]: [&str; 2]| {
+        let handled_at = render(HANDLED_AT, &[now]);
+        let rows = |now, attempts, lease_until, completed_at, [data, stored]: [&str; 2]| {
             let values = [
                 table,
-                now,
+                ("now", now),
                 ("attempts", attempts),
                 ("lease_until", lease_until),
                 ("completed_at", completed_at),
@@ -88,9 +92,10 @@ impl Statements {
             ("name", name),
             table,
             now,
-            ("leased_rows", &*rows("1", &lease_until, "NULL", [""; 2])),
-            ("claimed_rows", &*rows("1", "NULL", NOW, DATA)),
-            ("complete_rows", &*rows("0", "NULL", NOW, DATA)),
+            ("leased_rows", &*rows(NOW, "1", &lease_until, "NULL", [""; 2])),
+            ("claimed_rows", &*rows(NOW, "1", "NULL", NOW, DATA)),
+            ("past_rows", &*rows(&handled_at, "1", "NULL", &handled_at, DATA)),
+            ("complete_rows", &*rows(NOW, "0", "NULL", NOW, DATA)),
             ("take", &*render(include_str!("sql/take.sql"), &[now, ("is_own", IS_OWN)])),
             ("version_table", &*format!("\"{name}_schema\"")),
             ("version", &*VERSION.to_string()),

@@ -1,9 +1,10 @@
 //! Purges, close, clocks and hostile keys.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use super::super::driver::{
-    FIRST, RETENTION, SLACK, claim_all, complete_at_once, is_duplicate, key, leased, rows, story,
+    FIRST, RETENTION, SLACK, claim_all, complete_at_once, is_duplicate, key, leased, prepare, rows,
+    story,
 };
 use super::super::store::Maintained;
 use crate::adapter::contract::{
@@ -33,6 +34,43 @@ pub(super) async fn extreme_durations_neither_panic_nor_overflow<S: Maintained>(
     assert_eq!(adapter.claim(&keys, &nothing()).await.unwrap(), FIRST);
     let no_lease = CallTerms::on_completion(Token::random(), Duration::ZERO, Duration::ZERO);
     assert_eq!(adapter.claim(&keys, &no_lease).await.unwrap(), FIRST);
+}
+
+/// The key of an event that another program has handled was complete then, and its retention counts from then on. A time
+/// in the future counts as now.
+pub(super) async fn claim_of_an_event_of_the_past_has_its_times<S: Maintained>(store: S) {
+    let adapter = store.adapter();
+    let assert_near = |at: SystemTime, expected: SystemTime, what: &str| {
+        let apart = at.duration_since(expected).unwrap_or_else(|error| error.duration());
+        assert!(apart < SLACK, "{what}: {apart:?} apart");
+    };
+    let old = RETENTION / 2;
+    for row in ["none", "expired complete", "released"] {
+        let (key, mine) = (key(row), complete_at_once());
+        prepare(&store, row, &[(key.clone(), leased())]).await;
+        let now = SystemTime::now();
+        let terms = mine.with_handled_at(now - old);
+        for _ in 0..2 {
+            let claimed = adapter.claim(&key, &terms).await.unwrap();
+            assert!(matches!(claimed, ClaimReply::First { .. }), "{row}: {claimed:?}");
+        }
+        let entry = adapter.get(&key).await.unwrap().expect("an entry");
+        let is_new = row != "released";
+        assert_near(entry.first_seen_at, if is_new { now - old } else { now }, row);
+        assert_near(entry.completed_at.expect("it is complete"), now - old, row);
+        assert_near(entry.expires_at, now - old + RETENTION, row);
+        assert!(is_duplicate(&adapter.claim(&key, &leased()).await.unwrap()), "{row}");
+    }
+    store.advance(RETENTION - old).await;
+    assert_eq!(adapter.claim(&key("released"), &leased()).await.unwrap(), FIRST);
+
+    let (key, now) = (key("future"), SystemTime::now());
+    let terms = complete_at_once().with_handled_at(now + RETENTION);
+    assert_eq!(adapter.claim(&key, &terms).await.unwrap(), FIRST);
+    let entry = adapter.get(&key).await.unwrap().expect("an entry");
+    assert_near(entry.first_seen_at, now, "future");
+    assert_near(entry.completed_at.expect("it is complete"), now, "future");
+    assert_near(entry.expires_at, now + RETENTION, "future");
 }
 
 /// Keys that look like SQL or JSON, or like each other, are stored as they are and stay distinct.

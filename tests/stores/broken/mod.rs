@@ -134,6 +134,7 @@ wrapped! {
     late_completion_without_its_data => stored_data::completion_stores_what_it_carries: LOSES_LATE_DATA;
     claim_that_nobody_has_polled => leases::dropped_claim_can_be_released: CLAIMS_UNPOLLED;
     entry_without_attempts => maintenance::calls_of_operators_reply_by_the_state_of_the_row: COUNTS_NO_ATTEMPTS;
+    event_of_the_past_that_is_handled_now => maintenance::claim_of_an_event_of_the_past_has_its_times: IGNORES_THE_PAST;
     statistics_of_forgotten_keys => maintenance::stats_count_each_state_and_its_oldest_key: COUNTS_FORGOTTEN;
 }
 

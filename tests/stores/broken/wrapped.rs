@@ -31,6 +31,7 @@ pub(super) const LOSES_LATE_DATA: u8 = 12;
 pub(super) const CLAIMS_UNPOLLED: u8 = 13;
 pub(super) const COUNTS_NO_ATTEMPTS: u8 = 14;
 pub(super) const COUNTS_FORGOTTEN: u8 = 15;
+pub(super) const IGNORES_THE_PAST: u8 = 16;
 
 pub(super) struct Wrapped<const FAULT: u8> {
     inner: MemoryAdapter,
@@ -100,6 +101,10 @@ impl<const FAULT: u8> DedupAdapter for Wrapped<FAULT> {
                     seen.stored = Some(entry.and_then(|entry| entry.stored).unwrap_or_default());
                 }
                 return Ok(claimed);
+            }
+            if FAULT == IGNORES_THE_PAST && terms.handled_at().is_some() {
+                let now = CallTerms::on_claim(terms.token(), terms.retention());
+                return self.inner.claim(key, &now).await;
             }
             let is_known = self.inner.get(key).await?.is_some();
             let claimed = self.inner.claim(key, terms).await?;

@@ -10,6 +10,6 @@ INSERT INTO {table} (
 )
 SELECT ?, ?, ?, ?, FALSE, ?,
   ?, ?, ?, ?,
-  {version}, {now}, IF(?, {now}, NULL), {now} + ?, {now} + ?
+  {version}, {handled_at}, IF(?, {handled_at}, NULL), {now} + ?, {handled_at} + ?
 FROM DUAL
 WHERE NOT EXISTS (SELECT 1 FROM {table} WHERE namespace = ? AND id = ?)

@@ -4,8 +4,8 @@ UPDATE {table} SET
   version = version + 1,
   token = ?, attempts = ?, takeover = ?, event_type = ?,
   payload_sha256 = ?, response_status = ?, response_headers = ?, response_body = ?,
-  first_seen_at = IF(?, {now}, first_seen_at),
-  completed_at = IF(?, {now}, NULL),
+  first_seen_at = IF(?, {handled_at}, first_seen_at),
+  completed_at = IF(?, {handled_at}, NULL),
   lease_until = {now} + ?,
-  expires_at = IF(? AND expires_at > {now}, expires_at, {now} + ?)
+  expires_at = IF(? AND expires_at > {now}, expires_at, {handled_at} + ?)
 WHERE namespace = ? AND id = ? AND version = ?

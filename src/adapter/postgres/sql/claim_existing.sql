@@ -2,9 +2,9 @@
 -- lease, they are complete at once, with their stored data. A row at its version that an open transaction holds is
 -- passed over, and returned without attempts.
 {claim_settings}, calls AS MATERIALIZED (
-  SELECT a.*, s.retention, s.lease
-  FROM settings AS s, unnest($1::uuid[], $4::uuid[], $6::text[]{arrays}, $12::int8[])
-    AS a (key, token, event_type{data}, version)
+  SELECT a.*, s.retention, s.lease, CASE WHEN a.handled_at IS NOT NULL THEN {handled_at} END AS past
+  FROM settings AS s, unnest($1::uuid[], $4::uuid[], $6::text[]{arrays}, $12::int8[], $13::int8[])
+    AS a (key, token, event_type{data}, handled_at, version)
 ), locked AS MATERIALIZED (
   -- In the order of `key`: an UPDATE locks in any order. A claim that is repeated with its token counts no attempt.
   SELECT a.*, t.expires_at <= clock_timestamp() AS is_expired,
@@ -21,9 +21,10 @@
     lease_until = clock_timestamp() + l.lease,
     attempts = CASE WHEN l.is_own THEN t.attempts WHEN l.is_expired THEN 1 ELSE t.attempts + 1 END,
     takeover = CASE WHEN l.is_own THEN t.takeover ELSE NOT l.is_expired AND t.lease_until IS NOT NULL END,
-    first_seen_at = CASE WHEN l.is_expired AND l.is_own IS NOT TRUE THEN clock_timestamp() ELSE t.first_seen_at END,
-    completed_at = CASE WHEN l.lease IS NULL THEN clock_timestamp() END,
-    expires_at = clock_timestamp() + l.retention,
+    first_seen_at = CASE WHEN l.is_expired AND l.is_own IS NOT TRUE THEN coalesce(l.past, clock_timestamp())
+      ELSE t.first_seen_at END,
+    completed_at = CASE WHEN l.lease IS NULL THEN coalesce(l.past, clock_timestamp()) END,
+    expires_at = coalesce(l.past, clock_timestamp()) + l.retention,
     -- A key that is claimed again after it has expired loses its stored data.
     event_type = CASE WHEN l.is_expired AND l.is_own IS NOT TRUE THEN l.event_type ELSE t.event_type END,
     payload_sha256 = l.payload_sha256, response_status = l.response_status,
