@@ -263,7 +263,9 @@ async fn session_ended_by_the_server_is_503_and_nothing_is_committed() {
         }
         tx.commit().await
     };
-    let adapter = PostgresAdapter::new(pool.clone());
+    // The setting of the session holds.
+    let options = PostgresOptions::new().transaction_idle_timeout(None);
+    let adapter = PostgresAdapter::with_options(pool.clone(), options);
     let layer = DedupLayer::transactional(by_header(), adapter);
     let layer = layer.store_timeout(Duration::from_secs(20));
     let app: Router = Router::new().route("/", post(handler)).layer(layer);

@@ -129,9 +129,10 @@ async fn malformed_and_missing_ids_are_400_and_claim_nothing() {
     let pass = pass.on_missing_key(OnMissingKey::PassThrough).layer(handler.service());
     let digest = key::header("webhook-id").or(key::body_digest()).namespace("test");
     let digest = DedupLayer::new(digest, Arc::clone(&adapter)).layer(handler.service());
-    for values in bad {
+    for (at, values) in bad.iter().enumerate() {
         let services = [&service, &pass, &digest];
-        for service in &services[..if values.is_empty() { 1 } else { 3 }] {
+        // A blank id is missing where an alternative follows.
+        for service in &services[..[1, 2, 2].get(at).copied().unwrap_or(3)] {
             let answer = send(*service, with(values)).await;
             assert_eq!(answered(&answer), (400, Some("invalid-key")), "{values:?}");
         }
