@@ -52,6 +52,9 @@ impl Delivery {
     /// The pool leads to the database of the layer's store, and may be another pool than the store's. On SQLite, the
     /// transaction begins by `BEGIN IMMEDIATE`, after those of other handlers.
     ///
+    /// On Postgres the transaction may be idle for a [bounded time](crate::adapter::PostgresOptions::transaction_idle_timeout).
+    /// An idle connection that has fallen silent costs 1 s. A connection that somebody has left in a transaction is closed.
+    ///
     /// In [shadow](crate::Mode::Shadow), in a layer that is off, and in an
     /// [unprotected](Self::is_unprotected) run, the transaction is the handler's alone: `commit` only commits.
     ///
@@ -105,7 +108,8 @@ impl Delivery {
     /// # Errors
     ///
     /// [`CommitErrorKind::AlreadyComplete`] or [`CommitErrorKind::MissingRow`]; on Postgres [`CommitErrorKind::Config`]
-    /// if nothing was written before in this transaction. Otherwise the errors of the database. On Postgres the transaction is aborted then; on SQLite
+    /// if nothing was written before in this transaction; on SQLite [`CommitErrorKind::TransactionEnded`] if no
+    /// transaction is open. Otherwise the errors of the database. On Postgres the transaction is aborted then; on SQLite
     /// roll it back.
     #[cfg(any(feature = "postgres", feature = "sqlite"))]
     pub async fn complete_in<C: CompletionConnection>(

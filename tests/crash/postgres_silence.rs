@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use futures_util::future::join_all;
 use http::{Request, Response};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
-use sqlx::{Connection, PgPool};
+use sqlx::{Connection, Executor, PgPool};
 use tower::{Layer, Service, ServiceExt};
 use tower_dedup::adapter::contract::{CallTerms, DedupAdapter};
 use tower_dedup::adapter::inspect::MaintenanceAdapter;
@@ -306,6 +306,37 @@ async fn transactions_begin_within_5_s_after_all_connections_have_fallen_silent(
             assert_eq!(database.effects_and_key(id).await, 1);
         }
     }
+}
+
+/// The guide's `after_release` ends a transaction that was left open, and closes a connection that has fallen silent in use.
+#[tokio::test]
+async fn after_release_of_the_guide_keeps_no_open_transaction_and_no_silent_connection() {
+    let database = Database::fresh().await;
+    let proxy = to_postgres(&database.options()).await;
+    let pool = PgPoolOptions::new().max_connections(1).after_release(|connection, _| {
+        Box::pin(async move {
+            let ends = connection.execute("BEGIN; ROLLBACK");
+            let ended = tokio::time::timeout(Duration::from_secs(1), ends).await;
+            Ok(matches!(ended, Ok(Ok(_))))
+        })
+    });
+    let pool = pool.connect_lazy_with(through(proxy.port(), database.options()));
+    let write = async || pool.execute("INSERT INTO effects (id) VALUES ('after')").await.unwrap();
+    for statement in ["INSERT INTO effects (id) VALUES ('left open')", "SELECT nonsense"] {
+        let mut connection = pool.acquire().await.unwrap();
+        connection.execute("BEGIN").await.unwrap();
+        drop(connection.execute(statement).await);
+        drop(connection);
+        write().await;
+    }
+    let used = pool.acquire().await.unwrap();
+    proxy.silence();
+    drop(used);
+    tokio::time::timeout(IN_TIME, write()).await.expect("a new connection");
+    assert_eq!(
+        (database.effects.of("left open").await, database.effects.of("after").await),
+        (0, 3)
+    );
 }
 
 /// The lease is renewed over a fresh connection, so that no other process takes the event over.

@@ -11,6 +11,7 @@ use axum::extract::{Request, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
+use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, join};
 use sqlx::pool::PoolOptions;
 use sqlx::{Connection, Pool};
@@ -172,6 +173,8 @@ pub(super) async fn handle<S: Shared>(
                     .await?;
                 drop(dropped);
             }
+            // As by a timeout, or in a `select!`.
+            ("begin-dropped", Some(tx)) => drop(tx.begin().now_or_never()),
             ("in-savepoint", Some(tx)) => {
                 let mut inner = tx.begin().await?;
                 delivery.complete_in(&mut *inner).await?;

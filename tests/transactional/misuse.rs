@@ -14,6 +14,7 @@ on_both!(
     handler_that_fails_after_its_own_commit_has_failed,
     savepoints_of_the_handler_work,
     raw_commit_never_leaves_a_complete_key,
+    savepoint_whose_beginning_is_dropped_never_leaves_a_complete_key,
 );
 
 /// Each misuse many times: no connection is lost, and a completion that was refused costs no further attempt.
@@ -77,6 +78,19 @@ async fn raw_commit_never_leaves_a_complete_key<S: Shared>() {
         let (db, _, app) = started::<S>().await;
         assert_ne!(send(&app, "a", script).await.status(), 200);
         assert_eq!(state(&db.adapter(), "a").await, Some(KeyState::Released), "{script}");
+    }
+}
+
+/// It ends the whole transaction, on SQLite unless its statement was faster, and what follows commits alone.
+async fn savepoint_whose_beginning_is_dropped_never_leaves_a_complete_key<S: Shared>() {
+    for script in
+        ["begin begin-dropped insert commit", "begin complete begin-dropped insert commit"]
+    {
+        let (db, _, app) = started::<S>().await;
+        let status = send(&app, "a", script).await.status();
+        let ended = if status == 200 { KeyState::Complete } else { KeyState::Released };
+        assert_eq!(state(&db.adapter(), "a").await, Some(ended), "{script}");
+        assert_eq!(db.effects().await, ["a"], "{script}");
     }
 }
 
@@ -148,5 +162,7 @@ async fn postgres_transaction_that_was_left_open_is_not_joined() {
 /// Without a write: SQLite's own lock of the file would keep all others out.
 #[tokio::test]
 async fn sqlite_transaction_that_was_left_open_fails_no_event() {
-    transaction_that_was_left_open_is_closed::<Sqlite>("SELECT id FROM effects").await;
+    for statement in ["SELECT 1", "SELECT id FROM effects"] {
+        transaction_that_was_left_open_is_closed::<Sqlite>(statement).await;
+    }
 }
