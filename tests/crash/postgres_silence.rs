@@ -28,7 +28,7 @@ pub(super) const IN_TIME: Duration = Duration::from_secs(10);
 const CONNECTIONS: u32 = 2;
 /// The server ends a handler's transaction that has fallen silent, which holds the row of its event: by default after a
 /// minute.
-const IDLE_BOUND: [(&str, &str); 1] = [("idle_in_transaction_session_timeout", "5s")];
+const IDLE_BOUND: Duration = Duration::from_secs(5);
 
 pub(super) fn adapter(pool: &PgPool) -> PostgresAdapter {
     adapter_with(pool, STATEMENT_TIMEOUT)
@@ -36,6 +36,7 @@ pub(super) fn adapter(pool: &PgPool) -> PostgresAdapter {
 
 fn adapter_with(pool: &PgPool, statement: Duration) -> PostgresAdapter {
     let options = PostgresOptions::new().statement_timeout(statement);
+    let options = options.transaction_idle_timeout(IDLE_BOUND);
     PostgresAdapter::with_options(pool.clone(), options)
 }
 
@@ -142,7 +143,7 @@ async fn silenced(
     id: &str,
 ) -> usize {
     let proxy = to_postgres(&database.options()).await;
-    let options = through(proxy.port(), database.options()).options(IDLE_BOUND);
+    let options = through(proxy.port(), database.options());
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let handler = sound(database);
