@@ -1,6 +1,7 @@
 //! [`Events`]: makes the events of a delivery from the ids that a rule finds.
 
 use std::borrow::Cow;
+use std::cell::OnceCell;
 
 use bytes::Bytes;
 
@@ -40,6 +41,8 @@ pub(crate) struct Events<'e> {
     events: Vec<Event>,
     /// Of all ids, and of all second identities.
     id_bytes: [usize; 2],
+    /// Takes the key of the first event of a list, after which the list is too long.
+    first: Option<&'e OnceCell<DedupKey>>,
 }
 
 impl<'e> Events<'e> {
@@ -52,7 +55,14 @@ impl<'e> Events<'e> {
             event_type: naming.event_type.as_ref(),
             events: Vec::new(),
             id_bytes: [0; 2],
+            first: None,
         }
+    }
+
+    /// Ends a list at its first event.
+    #[cfg(feature = "verify")]
+    pub(super) fn until_first(self, first: &'e OnceCell<DedupKey>) -> Self {
+        Self { first: Some(first), ..self }
     }
 
     /// Returns the keys of a delivery of the one event that the part reads.
@@ -97,6 +107,10 @@ impl<'e> Events<'e> {
         }
         add_bytes(&mut self.id_bytes[0], &found.id)?;
         let mut event = self.event(found, &self.request.with_body(&body))?;
+        if let Some(first) = self.first {
+            first.get_or_init(|| event.key().clone());
+            return Err(too_many());
+        }
         event.payload = is_payload.then_some(body);
         self.events.push(event);
         Ok(())
@@ -139,4 +153,35 @@ fn add_bytes(bytes: &mut usize, id: &str) -> Result<(), KeyError> {
 
 fn too_many() -> KeyError {
     KeyError::new(KeyErrorKind::TooMany, "the body")
+}
+
+#[cfg(all(test, feature = "verify"))]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use http::Request;
+
+    use super::super::{each, from_fn};
+    use super::*;
+
+    /// Whoever cannot sign must not make the server read a list.
+    #[test]
+    fn read_first_reads_one_event_of_a_list_and_read_reads_all() {
+        let count = Arc::new(AtomicUsize::new(0));
+        let reads = Arc::clone(&count);
+        let part = from_fn(move |request| {
+            reads.fetch_add(1, Ordering::Relaxed);
+            Ok(std::str::from_utf8(request.body()).ok().map(str::to_owned))
+        });
+        let keys = each("", part).namespace("n");
+        let (head, ()) = Request::new(()).into_parts();
+        let body = Bytes::from(format!("[7{}]", ",8".repeat(999)));
+        let request = RequestRef::new(&head, &body);
+        assert_eq!(keys.read_first(&request).unwrap().id(), "7");
+        assert_eq!(count.swap(0, Ordering::Relaxed), 1);
+        assert!(matches!(keys.read(&request), Ok(Extracted::Keys(_))));
+        assert_eq!(count.load(Ordering::Relaxed), 1_000);
+        assert_eq!(keys.read_first(&RequestRef::new(&head, &"[]".into())), None);
+    }
 }

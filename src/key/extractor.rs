@@ -1,5 +1,7 @@
 //! [`KeyExtractor`]: from a request to its keys.
 
+#[cfg(feature = "verify")]
+use std::cell::OnceCell;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -402,10 +404,29 @@ impl KeyExtractor {
 
     /// Reads the keys of a request, for a layer, which is checked.
     pub(crate) fn read(&self, request: &RequestRef<'_>) -> Result<Extracted, KeyError> {
+        self.read_events(request, self.events(request))
+    }
+
+    /// Reads the key of a request, or that of the first event of a list. Nothing is read of the events after it.
+    #[cfg(feature = "verify")]
+    pub(crate) fn read_first(&self, request: &RequestRef<'_>) -> Option<DedupKey> {
+        let first = OnceCell::new();
+        let found = self.read_events(request, self.events(request).until_first(&first));
+        let alone = match &found {
+            Ok(Extracted::Keys(keys)) => keys.events().first().map(|event| event.key().clone()),
+            _ => None,
+        };
+        first.into_inner().or(alone)
+    }
+
+    fn read_events(
+        &self,
+        request: &RequestRef<'_>,
+        events: Events<'_>,
+    ) -> Result<Extracted, KeyError> {
         if any_holds(&self.bypass, request) || any_holds(&self.handshake, request) {
             return Ok(Extracted::Bypass);
         }
-        let events = self.events(request);
         match &self.rule {
             Rule::Part(part) => events.one_of(part),
             Rule::Each(each) => each.read(events),

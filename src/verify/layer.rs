@@ -3,12 +3,14 @@
 use std::fmt;
 use std::future::{Future, poll_fn};
 use std::mem;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
+use futures_util::FutureExt;
 use http::header::{HeaderValue, RETRY_AFTER};
 use http::request::Parts;
 use http::{Request, Response, StatusCode};
@@ -21,7 +23,7 @@ use tower_service::Service;
 use super::error::Refusal;
 use super::verifier::Verifier;
 use crate::error::{BoxError, ConfigError, NOT_ZERO, check, valid};
-use crate::key::{Extracted, RequestRef, escaped};
+use crate::key::{RequestRef, escaped};
 use crate::layer::{BODY_LIMIT, BODY_TIMEOUT, Collect, LogIds, Verified};
 use crate::observe;
 use crate::provider::Preset;
@@ -31,8 +33,11 @@ type Found = Pin<Box<dyn Future<Output = Result<Option<Verifier>, BoxError>> + S
 type Select = dyn Fn(Parts) -> Found + Send + Sync;
 
 /// The longest body, in bytes, in which the id of a refused request is looked for: whoever cannot sign must not
-/// make the server parse more.
-const CLAIM_LIMIT: usize = 64 * 1024;
+/// make the server parse more. The search costs less than the signature of such a body.
+const CLAIM_LIMIT: usize = 4 * 1024;
+
+/// What the log says of a request at which a closure panicked.
+const PANICKED: &str = "a closure of the verifying layer panicked";
 
 /// The longest look-up of a verifier: as long as a call of the store by default. Senders wait for 3 s and longer.
 const LOOK_UP_TIMEOUT: Duration = Duration::from_secs(2);
@@ -82,7 +87,7 @@ enum Check {
 /// | answer | when |
 /// |---|---|
 /// | 401 | the request is not verified, or [`select`](Self::select) knows no verifier for it |
-/// | 503, `Retry-After: 30` | `select` failed, or took more than 2 s |
+/// | 503, `Retry-After: 30` | `select` failed, or took more than 2 s; a closure panicked |
 /// | 413 | the body is larger than [`body_limit`](Self::body_limit) |
 /// | 408 | the body does not arrive within [`body_timeout`](Self::body_timeout) |
 /// | 400 | the body ends in an error |
@@ -181,7 +186,7 @@ impl VerifyLayer {
     ///
     /// The log record `not verified` has the id of a request that a preset's verifier has refused, as `claimed_id`.
     /// **Nobody has verified this id.** The record does not have it if the head alone was refused and the id is in the
-    /// body, or if the body has more than 64 KiB. Of several events, the record names the first.
+    /// body, or if the id is in a body of more than 4 KiB. Of several events, the record names the first.
     pub fn log_ids(mut self, ids: LogIds) -> Self {
         self.log_ids = ids;
         self
@@ -242,7 +247,10 @@ impl VerifyLayer {
         let now = SystemTime::now();
         let verified = match check {
             Ok(verifier) => verifier.verify(&head, &body, now),
-            Err(check) => check(&head, &body, now),
+            Err(check) => {
+                let checked = catch_unwind(AssertUnwindSafe(|| check(&head, &body, now)));
+                checked.map_err(|_| self.panicked(&head))?
+            }
         };
         verified.map_err(|refusal| unauthorized(&head, &body, refusal))?;
         head.extensions.insert(Verified);
@@ -253,19 +261,28 @@ impl VerifyLayer {
     async fn look_up(&self, look_up: &Select, head: &Parts) -> Result<Verifier, StatusCode> {
         let report =
             |name, fact: &dyn fmt::Display| self.report(None, head, &Bytes::new(), name, fact);
-        let fact = match timeout(LOOK_UP_TIMEOUT, look_up(head.clone())).await {
-            Ok(Ok(Some(verifier))) => return Ok(verifier),
-            Ok(Ok(None)) => {
+        // The closure may panic before it returns its future.
+        let look_up = AssertUnwindSafe(async { look_up(head.clone()).await }).catch_unwind();
+        let fact = match timeout(LOOK_UP_TIMEOUT, look_up).await {
+            Ok(Ok(Ok(Some(verifier)))) => return Ok(verifier),
+            Ok(Ok(Ok(None))) => {
                 report(Refusal::Unknown.name(), &Refusal::Unknown);
                 return Err(StatusCode::UNAUTHORIZED);
             }
-            Ok(Err(error)) => {
+            Ok(Err(_)) => return Err(self.panicked(head)),
+            Ok(Ok(Err(error))) => {
                 format!("the look-up failed: {}", escaped(&observe::records::chain(&*error)))
             }
             Err(_) => "the look-up took too long".to_owned(),
         };
         report("look_up_failed", &fact);
         Err(StatusCode::SERVICE_UNAVAILABLE)
+    }
+
+    /// Reports a request at which a closure panicked: the fault is not the sender's, who delivers again.
+    fn panicked(&self, head: &Parts) -> StatusCode {
+        self.report(None, head, &Bytes::new(), "panicked", &PANICKED);
+        StatusCode::SERVICE_UNAVAILABLE
     }
 
     /// Logs and counts a request that is refused. `body` is what was read of it.
@@ -292,9 +309,7 @@ impl VerifyLayer {
     /// Returns the id that a refused request of this sender claims to have.
     fn unverified_id(&self, sender: &Preset, head: &Parts, body: &Bytes) -> Option<String> {
         let body = if body.len() > CLAIM_LIMIT { &Bytes::new() } else { body };
-        let found = sender.extractor().read(&RequestRef::new(head, body)).ok()?;
-        let Extracted::Keys(keys) = found else { return None };
-        let key = keys.events().first()?.key();
+        let key = sender.extractor().read_first(&RequestRef::new(head, body))?;
         Some(match self.log_ids {
             LogIds::Plain => key.shown_id().into_owned(),
             LogIds::Hashed => key.log_id(),

@@ -454,12 +454,34 @@ fn refused_request_is_logged_with_the_id_that_it_claims() {
         let pushed = || http::Request::post("/hook").header("x-github-delivery", "push-1");
         let named = |id: &str| http::Request::post("/hook").header("webhook-id", id.as_bytes());
         let evt = r#"{"id":"evt_1"}"#;
-        let large = format!(r#"{{"id":"evt_1","text":"{}"}}"#, "x".repeat(64 * 1024));
+        let of_length = |length: usize| {
+            let around = r#"{"id":"evt_1","text":""}"#;
+            around.replace(r#""""#, &format!(r#""{}""#, "x".repeat(length - around.len())))
+        };
+        let (long, large) = (of_length(4 * 1024), of_length(4 * 1024 + 1));
+        // Of a list, nothing after its first event is read.
+        let [hubspot, whatsapp, adyen] = [provider::HUBSPOT, provider::WHATSAPP, provider::ADYEN]
+            .map(|sender| VerifyLayer::new(sender.verifier_at("https://h", "6120").unwrap()));
+        let contacts = http::Request::post("/hook")
+            .header("x-hubspot-signature-v3", "AA==")
+            .header("x-hubspot-request-timestamp", format!("{now}000"));
+        let contact = r#"[{"portalId":1,"appId":2,"subscriptionId":3,"eventId":4},{},[],1]"#;
+        let signed_by_meta =
+            || http::Request::post("/hook").header("x-hub-signature-256", "sha256=00");
+        let messages = r#"{"entry":[{"changes":[{"value":{"messages":[{"id":"m1"},{"id":[]},1]}},
+            {"value":{"messages":7}},7]},{"changes":7},7]}"#;
+        let items = r#"{"notificationItems":[{"NotificationRequestItem":{"pspReference":"p1",
+            "eventCode":"REFUND","success":true}},{},7]}"#;
         let hashed = dedup_key("push-1").log_id();
         for (verify, request, body, id) in [
             (&stripe, signed(), evt, Some("evt_1")),
             (&stripe, signed(), "no json", None),
+            (&stripe, signed(), &long, Some("evt_1")),
             (&stripe, signed(), &large, None),
+            (&hubspot, contacts, contact, Some("1|2|3|4|||")),
+            (&whatsapp, signed_by_meta(), messages, Some("|m1")),
+            (&whatsapp, signed_by_meta(), r#"{"entry":[{"changes":7},7]}"#, None),
+            (&adyen, http::Request::post("/hook"), items, Some("|p1|REFUND|true")),
             // The body is not read.
             (&stripe, http::Request::post("/hook"), evt, None),
             (&github, pushed(), &large, Some("push-1")),

@@ -1,5 +1,6 @@
 //! The verifier of each request, looked up.
 
+use std::future::Ready;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -120,6 +121,34 @@ async fn look_up_runs_before_the_body_is_read() {
         });
         let request = Request::post(path).body(Body::from_stream(body)).unwrap();
         assert_eq!(send(&app, request).await.status(), status, "{path}");
+    }
+}
+
+/// Anybody can send the bytes at which a closure panics: they are looked at before the signature holds.
+#[tokio::test]
+async fn panic_of_a_closure_is_answered_503_and_leaves_a_record() {
+    let (log, _guard) = Log::of_this_thread();
+    let layers = [
+        VerifyLayer::from_fn(|_, body, _| panic!("{body:?} of nobody")),
+        VerifyLayer::select(|head| -> Ready<_> { panic!("{:?} of nobody", head.uri) }),
+        VerifyLayer::select(async |head| panic!("{:?} of nobody", head.uri)),
+        VerifyLayer::select(async |head| {
+            tokio::task::yield_now().await;
+            panic!("{:?} of nobody", head.uri)
+        }),
+    ];
+    for (count, verify) in layers.into_iter().enumerate() {
+        let (app, store) = app(verify.named("in-house"));
+        let response = send(&app, signed("/acme", "of acme")).await;
+        assert_eq!(response.status(), 503);
+        assert_eq!(response.headers()["retry-after"], "30");
+        assert_eq!(response.headers().len(), 2, "{:?}", response.headers());
+        let body = axum::body::to_bytes(response.into_body(), 100).await.unwrap();
+        assert_eq!((&*body, store.stats().await.unwrap().rows), (&b""[..], 0));
+        assert_eq!(log.all("not verified").len(), count + 1);
+        let record = log.last("not verified");
+        let reason = "a closure of the verifying layer panicked";
+        assert_eq!((&*record["preset"], &*record["reason"]), ("in-house", reason));
     }
 }
 
