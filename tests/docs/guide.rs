@@ -10,20 +10,18 @@ use axum::extract::Request;
 use axum::http::StatusCode;
 use axum::routing::post;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
-use sqlx::{AssertSqlSafe, Connection, PgConnection, PgPool, Row, SqliteConnection, SqlitePool};
+use sqlx::{AssertSqlSafe, Connection, PgConnection, PgPool, Row, SqliteConnection};
 use tower::ServiceExt;
 use tower_dedup::adapter::contract::{
     CallTerms, ClaimReply, CompleteReply, DedupAdapter, RenewReply, Token,
 };
 use tower_dedup::adapter::inspect::{ForgetReply, ListFilter, MaintenanceAdapter};
 use tower_dedup::adapter::{PostgresAdapter, PostgresOptions, SqliteAdapter};
-use tower_dedup::{CommitError, DedupKey, DedupLayer, Delivery, key};
+use tower_dedup::{CommitError, DedupKey, DedupLayer, Delivery};
 
 use support::cluster::until_true;
 use support::postgres::{Schema, Server};
-use support::{
-    FIRST, answered, by_header, claim_all, dedup_key, on_claim, rows, sqlite_url, terms,
-};
+use support::{FIRST, by_header, claim_all, dedup_key, on_claim, rows, sqlite_url, terms};
 
 /// Returns the SQL of the guide that contains these words.
 fn sql(words: &str) -> String {
@@ -220,34 +218,11 @@ async fn guide_privileges_are_enough() {
     assert_eq!(effects, ["work"]);
 }
 
-/// The handler has the delivery of the inner layer only.
-#[tokio::test]
-async fn outer_of_two_transactional_layers_sees_no_commit() {
-    let dir = tempfile::tempdir().unwrap();
-    let url = sqlite_url(dir.path());
-    let adapter = SqliteAdapter::connect(&url).await.unwrap();
-    let pool = SqlitePool::connect(&url).await.unwrap();
-    let handler = async move |event: Delivery| event.begin(&pool).await?.commit().await;
-    let outer = key::header("webhook-id").namespace("outer");
-    let app: Router = Router::new()
-        .route("/", post(handler))
-        .layer(DedupLayer::transactional(by_header(), adapter.clone()))
-        .layer(DedupLayer::transactional(outer, adapter));
-    let request = Request::post("/").header("webhook-id", "a").body(Body::empty()).unwrap();
-    let answer = app.oneshot(request).await.unwrap();
-    assert_eq!(answered(&answer), (500, Some("uncommitted")));
-}
-
-/// A handler that leaves its transaction idle for longer than the server allows.
+/// A handler that leaves its transaction idle for longer than its bound.
 #[tokio::test]
 async fn session_ended_by_the_server_is_503_and_nothing_is_committed() {
     let schema = Schema::fresh();
     let options = PgConnectOptions::from_str(&schema.url()).unwrap();
-    let search_path = schema.name().to_owned();
-    let options = options.options([
-        ("search_path", search_path.as_str()),
-        ("idle_in_transaction_session_timeout", "500"),
-    ]);
     let pool = PgPoolOptions::new().max_connections(2).connect_with(options).await.unwrap();
     sqlx::query("CREATE TABLE effects (work text)").execute(&pool).await.unwrap();
     let handlers = pool.clone();
@@ -263,9 +238,8 @@ async fn session_ended_by_the_server_is_503_and_nothing_is_committed() {
         }
         tx.commit().await
     };
-    // The setting of the session holds.
-    let options = PostgresOptions::new().transaction_idle_timeout(None);
-    let adapter = PostgresAdapter::with_options(pool.clone(), options);
+    let bound = PostgresOptions::new().transaction_idle_timeout(Duration::from_millis(500));
+    let adapter = PostgresAdapter::with_options(pool.clone(), bound);
     let layer = DedupLayer::transactional(by_header(), adapter);
     let layer = layer.store_timeout(Duration::from_secs(20));
     let app: Router = Router::new().route("/", post(handler)).layer(layer);
