@@ -36,7 +36,7 @@ impl DedupLayer {
     /// | [`on_in_flight`](Self::on_in_flight), [`in_flight_status`](Self::in_flight_status) | 409 at once |
     /// | [`retry_after_in_flight`](Self::retry_after_in_flight) | 1 s |
     /// | [`compare_payload`](Self::compare_payload) | the query string and the body; another payload is answered 422 |
-    /// | [`replay`](Self::replay) | a body of up to 256 KiB with all its `content-…` headers, `etag`, `last-modified`, `link` and `location`; no [stream](crate::guide::responses#a-response-that-matters) |
+    /// | [`replay`](Self::replay) | a body of up to 256 KiB, without a `content-encoding`, with all its `content-…` headers, `etag`, `last-modified`, `link` and `location`; no [stream](crate::guide::responses#a-response-that-matters) |
     /// | [`success_when`](Self::success_when) | any status from 200 to 499 but 401, 407, 408, 409, 421, 423, 425 and 429 |
     /// | duplicate whose response was not stored | 422, `broken-response`; [`duplicate_status`](Self::duplicate_status) sets a 2xx |
     /// | [`retention`](Self::retention) | 24 h |

@@ -31,9 +31,10 @@ pub struct Replay {
 }
 
 /// Headers that are for one client, or for one connection (RFC 9110, section 7.6.1): a copy of
-/// them would be wrong.
+/// them would be wrong. The coding of a body is chosen for one client (section 12.5.3).
 const NEVER_STORED: &[HeaderName] = &[
     header::SET_COOKIE,
+    header::CONTENT_ENCODING,
     header::CONNECTION,
     header::CONTENT_LENGTH,
     header::PROXY_AUTHENTICATE,
@@ -57,15 +58,16 @@ impl Replay {
 
     /// Stores these headers instead of `content-type`.
     ///
-    /// `set-cookie` is invalid, and so are headers that belong to one connection or one moment: `connection`,
-    /// `content-length`, `date`, `transfer-encoding` and similar ones.
+    /// `set-cookie` is invalid, and so are headers that belong to one client, one connection or one moment:
+    /// `content-encoding`, `connection`, `content-length`, `date`, `transfer-encoding` and similar ones. A response with a
+    /// `content-encoding` is not stored.
     #[must_use]
     pub fn headers(mut self, headers: impl IntoIterator<Item = HeaderName>) -> Self {
         self.headers = headers.into_iter().collect();
         self
     }
 
-    /// Stores every header that begins with `content-`, too, but for `content-length`.
+    /// Stores every header that begins with `content-`, too, but for `content-length` and `content-encoding`.
     pub(crate) const fn describing_content(mut self) -> Self {
         self.describes_content = true;
         self
@@ -100,9 +102,8 @@ impl Replay {
 
     /// Returns those of `headers` that are stored, or why the response cannot be stored.
     pub(crate) fn select(&self, headers: &HeaderMap) -> Result<HeaderMap, &'static str> {
-        let encoding = header::CONTENT_ENCODING;
-        if headers.contains_key(&encoding) && !self.stores(&encoding) {
-            // A client cannot decode the body without that header.
+        if headers.contains_key(header::CONTENT_ENCODING) {
+            // The client of a duplicate may not take that coding.
             return Err("its body is encoded");
         }
         let mut selected = HeaderMap::new();

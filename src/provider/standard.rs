@@ -17,8 +17,8 @@ use crate::key::{self, EventPart, Events, Extracted, KeyPart, RequestRef, Rule};
 /// database webhooks not at all. Every subscribed endpoint receives one message with one
 /// id: [two endpoints](crate::guide::keys#several-endpoints-of-one-sender) need two namespaces.
 ///
-/// [Signature][s]: over id, time and body. `v1` is HMAC-SHA256, with a secret in base64, after `whsec_` or without it;
-/// if a sender's secret is text, encode it in base64.
+/// [Signature][s]: over id, time and body. `v1` is HMAC-SHA256, with a secret of at least 16 bytes in base64, after
+/// `whsec_` or without it; if a sender's secret is text, encode it in base64.
 /// `v1a` is Ed25519, with a public key after `whpk_`, and needs the feature `verify-ed25519`.
 ///
 /// [s]: https://github.com/standard-webhooks/standard-webhooks/blob/main/spec/standard-webhooks.md

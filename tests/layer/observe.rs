@@ -461,7 +461,9 @@ fn refused_request_is_logged_with_the_id_that_it_claims() {
         let (long, large) = (of_length(4 * 1024), of_length(4 * 1024 + 1));
         // Of a list, nothing after its first event is read.
         let [hubspot, whatsapp, adyen] = [provider::HUBSPOT, provider::WHATSAPP, provider::ADYEN]
-            .map(|sender| VerifyLayer::new(sender.verifier_at("https://h", "6120").unwrap()));
+            .map(|sender| {
+                VerifyLayer::new(sender.verifier_at("https://h", "6120".repeat(8)).unwrap())
+            });
         let contacts = http::Request::post("/hook")
             .header("x-hubspot-signature-v3", "AA==")
             .header("x-hubspot-request-timestamp", format!("{now}000"));

@@ -4,7 +4,7 @@ use tower_dedup::verify::Scheme;
 
 /// Secrets for the verifier and for signing. The first is text, hexadecimal and base64.
 const SECRETS: [[&str; 2]; 3] = [
-    ["6120736563726574"; 2],
+    ["6120736563726574206f662032342062797465732e2e2e2e"; 2],
     // The first pair of keys of RFC 8032, section 7.1.
     [
         "d75a980182b10ab7d54bfed3c964073a0ee172f3daa62325af021a68f707511a",

@@ -369,7 +369,7 @@ fn every_scheme_has_vectors() {
 /// A colon of one value could stand at the end of another: the code of the item decides which has it.
 #[test]
 fn adyen_item_is_accepted_wherever_its_values_can_be_told_apart() {
-    const KEY: &str = "6120736563726574";
+    const KEY: &str = "6120736563726574206f662032342062797465732e2e2e2e";
     let report = "r_2022-11-01T00:00:00.csv";
     // The values in the order of the signed text.
     let item = |[psp, original, account, reference, code]: [&str; 5], signature: &str| {
@@ -381,7 +381,9 @@ fn adyen_item_is_accepted_wherever_its_values_can_be_told_apart() {
     };
     let signature = |[psp, original, account, reference, code]: [&str; 5]| {
         let text = format!("{psp}:{original}:{account}:{reference}:0:EUR:{code}:true");
-        let mac = Hmac::<sha2::Sha256>::new_from_slice(b"a secret").unwrap().chain_update(text);
+        let mac = Hmac::<sha2::Sha256>::new_from_slice(b"a secret of 24 bytes....")
+            .unwrap()
+            .chain_update(text);
         STANDARD.encode(mac.finalize().into_bytes())
     };
     let verdict = |items: &[serde_json::Value]| {
