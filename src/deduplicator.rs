@@ -18,7 +18,7 @@ use crate::error::{ConfigError, StoreError, StoreErrorKind};
 use crate::key::Event;
 use crate::layer::OnUnavailable;
 use crate::ledger::{
-    AnyLedger, Begin, Calls, FailOpen, HandlerSuccess, Lease, Ledger, OnArrival,
+    AnyLedger, Begin, Calls, FailOpen, HandlerSuccess, Lease, Ledger, OnArrival, Settled,
     TRANSACTIONAL_LEASE, Times, Transactional,
 };
 use crate::observe::{MetersByNamespace, Outcome, RunReport};
@@ -120,7 +120,7 @@ impl Deduplicator {
     /// Deduplicates in the handler's own transaction: the key and the handler's writes commit together,
     /// or not at all. The handler begins the transaction by [`Delivery::begin`], as under
     /// [`DedupLayer::transactional`](crate::DedupLayer::transactional): after a success without a completion,
-    /// [`run`](Self::run) returns [`RunError::Store`] of the kind [`StoreErrorKind::Transaction`].
+    /// [`run`](Self::run) returns [`RunError::Uncommitted`].
     pub fn transactional(adapter: impl TransactionAdapter) -> Deduplicator<Transactional> {
         Deduplicator::under(adapter).lease(TRANSACTIONAL_LEASE)
     }
@@ -218,8 +218,9 @@ impl<L: Ledger> Deduplicator<L> {
     ///
     /// - [`RunError::Handler`] if the handler failed, [`RunError::TimedOut`] if it took too long: the
     ///   key is released for the next attempt.
-    /// - [`RunError::Store`] if the store did not reply, or if the transaction could not be
-    ///   committed. Its kind is [`StoreErrorKind::Config`] if [`checked`](Self::checked) returns an error, and
+    /// - [`RunError::Uncommitted`] if the handler succeeded and owes a commit, as after
+    ///   [`Delivery::begin`]: the key is released.
+    /// - [`RunError::Store`] if the store did not reply. Its kind is [`StoreErrorKind::Config`] if [`checked`](Self::checked) returns an error, and
     ///   [`StoreErrorKind::Unsupported`] if the event has a payload and the
     ///   adapter has no [`stored_data`](crate::adapter::contract::Abilities::stored_data).
     ///
@@ -280,29 +281,33 @@ impl<L: Ledger> Deduplicator<L> {
         let is_success = matches!(called, Called::Returned(Ok(_)));
         let settled = match claim {
             Some(claim) => claim.settle(is_success.then(HandlerSuccess::default)).await,
-            None => Ok(None),
+            None => Settled::Done,
         };
         self.waiters.wake(event.identities());
-        // Another run has completed the event, and this one has had no effect.
-        if let (Called::Returned(_), Ok(Some(seen))) = (&called, &settled) {
+        if let (Called::Returned(_), Settled::CompletedElsewhere(seen)) = (&called, &settled) {
             report.fields.age = Some(seen.age);
             report.end(Outcome::Duplicate, None);
             return Ok(RunOutcome::Duplicate(seen.clone()));
         }
         let outcome = match (&called, &settled) {
-            (Called::Returned(Ok(_)), Ok(_)) => Outcome::Completed,
-            (Called::Returned(Ok(_)), Err(_)) => Outcome::Uncommitted,
+            (Called::Returned(Ok(_)), Settled::Uncommitted | Settled::Unconfirmed(_)) => {
+                Outcome::Uncommitted
+            }
+            (Called::Returned(Ok(_)), _) => Outcome::Completed,
             (Called::Returned(Err(_)), _) => Outcome::Failed,
             (Called::TimedOut, _) => Outcome::HandlerTimeout,
             (Called::Panicked(_), _) => Outcome::Panicked,
         };
-        report.end(outcome, settled.as_ref().err());
+        let error = if let Settled::Unconfirmed(error) = &settled { Some(error) } else { None };
+        report.end(outcome, error);
         // Not in an unwind: a panic of a subscriber would abort the process.
         drop(report);
         match called {
-            Called::Returned(Ok(value)) => {
-                settled.map(|_| RunOutcome::First(value)).map_err(RunError::Store)
-            }
+            Called::Returned(Ok(value)) => match settled {
+                Settled::Uncommitted => Err(RunError::Uncommitted),
+                Settled::Unconfirmed(error) => Err(RunError::Store(error)),
+                Settled::Done | Settled::CompletedElsewhere(_) => Ok(RunOutcome::First(value)),
+            },
             Called::Returned(Err(error)) => Err(RunError::Handler(error)),
             Called::TimedOut => Err(RunError::TimedOut),
             Called::Panicked(panic) => resume_unwind(panic),
@@ -381,7 +386,7 @@ pub enum RunOutcome<T> {
 
 /// Why an event was not handled.
 ///
-/// It is an [`StoreError`](std::error::Error) only if `E` is one, which [`BoxError`](crate::BoxError) is not.
+/// It implements [`Error`](std::error::Error) only if `E` does, which [`BoxError`](crate::BoxError) does not.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum RunError<E> {
@@ -389,6 +394,9 @@ pub enum RunError<E> {
     Store(StoreError),
     /// The handler failed.
     Handler(E),
+    /// The handler succeeded, and no transaction of it has completed the event: see
+    /// [`Delivery::begin`](crate::Delivery::begin). The event is released.
+    Uncommitted,
     /// The handler ran longer than [`Deduplicator::handler_timeout`].
     TimedOut,
 }
@@ -398,6 +406,7 @@ impl<E> fmt::Display for RunError<E> {
         f.write_str(match self {
             Self::Store(_) => "the ledger failed",
             Self::Handler(_) => "the handler failed",
+            Self::Uncommitted => "no transaction of the handler has completed the event",
             Self::TimedOut => "the handler timed out",
         })
     }
@@ -408,7 +417,7 @@ impl<E: std::error::Error + 'static> std::error::Error for RunError<E> {
         match self {
             Self::Store(error) => Some(error),
             Self::Handler(error) => Some(error),
-            Self::TimedOut => None,
+            Self::Uncommitted | Self::TimedOut => None,
         }
     }
 }

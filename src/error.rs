@@ -52,8 +52,6 @@ pub enum StoreErrorKind {
     /// The store returned data that this version cannot read. It has executed the call, so it claims no
     /// further key for this call later. Which keys it claimed is unknown.
     Corrupt,
-    /// The handler succeeded, and no transaction of it has completed its events.
-    Transaction,
     /// The adapter does not support the call. Nothing was stored.
     Unsupported,
     /// A setting of the adapter is invalid.
@@ -75,10 +73,6 @@ impl StoreErrorKind {
             Self::Full => ("full", "the store is full"),
             Self::Overloaded => ("overloaded", "too many calls are queued"),
             Self::Corrupt => ("corrupt", "the store returned unreadable data"),
-            Self::Transaction => (
-                "transaction",
-                "commit by `Delivery::begin`, complete by `completion`, or call `nothing_to_write`",
-            ),
             Self::Unsupported => ("unsupported", "the adapter does not support this"),
             Self::Config => ("config", ""),
         }
@@ -134,10 +128,7 @@ impl StoreError {
     pub fn is_transient(&self) -> bool {
         !matches!(
             self.kind,
-            StoreErrorKind::Corrupt
-                | StoreErrorKind::Transaction
-                | StoreErrorKind::Unsupported
-                | StoreErrorKind::Config
+            StoreErrorKind::Corrupt | StoreErrorKind::Unsupported | StoreErrorKind::Config
         )
     }
 }

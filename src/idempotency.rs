@@ -38,7 +38,7 @@ impl DedupLayer {
     /// | [`compare_payload`](Self::compare_payload) | the query string and the body; another payload is answered 422 |
     /// | [`replay`](Self::replay) | a body of up to 256 KiB, without a `content-encoding`, with all its `content-…` headers, `etag`, `last-modified`, `link` and `location`; no [stream](crate::guide::responses#a-response-that-matters) |
     /// | [`success_when`](Self::success_when) | any status from 200 to 499 but 401, 407, 408, 409, 421, 423, 425 and 429 |
-    /// | duplicate whose response was not stored | 422, `broken-response`; [`duplicate_status`](Self::duplicate_status) sets a 2xx |
+    /// | duplicate whose response was not stored | 422, `response-not-stored`; [`duplicate_status`](Self::duplicate_status) sets a 2xx |
     /// | [`retention`](Self::retention) | 24 h |
     /// | answers of the layer | problem details (RFC 9457) |
     /// | replayed responses | have the header `idempotent-replayed: true` |
@@ -102,7 +102,7 @@ fn dress(response: &mut Response<Bytes>, answer: Option<DedupAnswer>, docs: Opti
     }
     let Problem { title, detail, is_retryable } = Problem::of(answer);
     let (kind, title) = match docs {
-        Some(docs) => (format!("{docs}#{}", fragment(answer)), title),
+        Some(docs) => (format!("{docs}#{}", answer.as_str()), title),
         // Section 4.2.1: the title of this type is the status's.
         None => ("about:blank".to_owned(), status.canonical_reason().unwrap_or(title)),
     };
@@ -117,14 +117,6 @@ fn dress(response: &mut Response<Bytes>, answer: Option<DedupAnswer>, docs: Opti
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
     headers.insert(CONTENT_LANGUAGE, HeaderValue::from_static("en"));
-}
-
-/// Returns the fragment of a problem's `type`.
-const fn fragment(answer: DedupAnswer) -> &'static str {
-    match answer {
-        DedupAnswer::ResponseNotStored => "response-not-stored",
-        _ => answer.as_str(),
-    }
 }
 
 /// What a problem says to the clients of an API. It names nothing internal.

@@ -96,7 +96,7 @@ impl Completion {
         }
     }
 
-    /// Adds the parameter that [`first`](Self::first) chooses.
+    /// Adds the parameter that [`as_first_statement`](Self::as_first_statement) chooses.
     #[cfg(feature = "postgres")]
     pub(crate) fn with_first(self, parameter: String) -> Self {
         Self { first: Some(parameter), ..self }
@@ -133,7 +133,7 @@ impl Completion {
     /// `&db` in place of `&txn`: it would then complete the events alone. Above READ COMMITTED, complete first: see
     /// [the guide](crate::guide::transactions).
     #[must_use]
-    pub fn first(mut self) -> Self {
+    pub fn as_first_statement(mut self) -> Self {
         if let Some(parameter) = self.first.take() {
             self.parameter = parameter;
         }

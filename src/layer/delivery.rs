@@ -48,9 +48,9 @@ use super::policy::{OnInFlight, OnMismatch};
 use crate::adapter::Payloads;
 use crate::adapter::contract::{Seen, StoredResponse};
 use crate::delivery::{Delivery, RetryAfterOfLayer, Verdict};
-use crate::error::{StoreError, StoreErrorKind};
+use crate::error::StoreError;
 use crate::key::{DedupKey, Event, Keys, hex, sha256};
-use crate::ledger::{AnyLedger, Begin, Claim, HandlerSuccess, RunsWithoutKey};
+use crate::ledger::{AnyLedger, Begin, Claim, HandlerSuccess, RunsWithoutKey, Settled};
 use crate::observe::{self, DedupAnswer, Outcome, Report, ShadowFields};
 use crate::replay::{Replay, is_stream};
 use crate::run::{Admission, Called, call};
@@ -316,7 +316,7 @@ where
         claim: Option<Claim>,
         delivery: Option<&Delivery>,
         ended: &'r mut Ended<ResBody, S::Error>,
-    ) -> impl Future<Output = Result<Option<Seen>, StoreError>> + use<'r, S, L, B, ResBody> {
+    ) -> impl Future<Output = Settled> + use<'r, S, L, B, ResBody> {
         let Self { inner, head, body, keys, judged, .. } = self;
         let (config, report, judged) = (&self.layer.config, &mut self.report, *judged);
         let is_head = head.method == Method::HEAD;
@@ -341,7 +341,7 @@ where
             };
             match claim {
                 Some(claim) => claim.settle(success).await,
-                None => Ok(None),
+                None => Settled::Done,
             }
         }
     }
@@ -350,47 +350,48 @@ where
     fn conclude(
         &mut self,
         ended: &mut Ended<ResBody, S::Error>,
-        settled: Result<Option<Seen>, StoreError>,
+        settled: Settled,
         instead: Option<Outcome>,
     ) {
-        let failure = match settled {
-            // Another delivery has completed the events, and this one has had no effect.
-            Ok(Some(seen)) if matches!(ended.0, Outcome::Completed | Outcome::Failed) => {
+        let is_enforced = matches!(self.judged, Judged::Enforced);
+        let is_success = ended.0 == Outcome::Completed && is_enforced;
+        match settled {
+            Settled::CompletedElsewhere(seen)
+                if matches!(ended.0, Outcome::Completed | Outcome::Failed) =>
+            {
                 self.report.age = Some(seen.age);
                 *ended = match instead {
                     Some(outcome) => self.own(outcome),
                     None => (Outcome::Duplicate, self.answer_known(&seen)),
                 };
-                None
             }
-            Ok(_) => None,
-            Err(error) => {
-                let is_handlers = error.kind() == StoreErrorKind::Transaction;
+            Settled::Uncommitted => {
+                self.report.error = Some(NO_COMMIT.into());
+                if is_success {
+                    *ended = self.own(Outcome::Uncommitted);
+                }
+            }
+            Settled::Unconfirmed(error) => {
                 self.report.error = Some(error.into());
-                Some(is_handlers)
+                if is_success {
+                    // A retry may succeed.
+                    *ended = (Outcome::Uncommitted, self.own(Outcome::Unavailable).1);
+                }
             }
-        };
-        match (ended.0, self.judged, failure, instead) {
-            (Outcome::Completed, Judged::Enforced, Some(true), _) => {
-                *ended = self.own(Outcome::Uncommitted);
-            }
-            // The store failed the commit: a retry may succeed.
-            (Outcome::Completed, Judged::Enforced, Some(false), _) => {
-                *ended = (Outcome::Uncommitted, self.own(Outcome::Unavailable).1);
-            }
-            (Outcome::Completed, Judged::Enforced, _, Some(outcome)) => *ended = self.own(outcome),
+            Settled::Done | Settled::CompletedElsewhere(_) => {}
+        }
+        match (ended.0, instead) {
+            _ if !is_enforced => {}
+            (Outcome::Completed, Some(outcome)) => *ended = self.own(outcome),
             // A 2xx that is no success, after which the other event would not come again.
-            (Outcome::Failed, Judged::Enforced, _, Some(outcome @ Outcome::InFlight))
+            (Outcome::Failed, Some(outcome @ Outcome::InFlight))
                 if self.report.status.is_some_and(|status| status.is_success()) =>
             {
                 ended.1 = self.own(outcome).1;
             }
-            (Outcome::Completed | Outcome::Failed, Judged::Enforced, ..)
-                if self.keys.is_empty() =>
-            {
+            (Outcome::Completed | Outcome::Failed, _) if self.keys.is_empty() => {
                 ended.0 = Outcome::Bypass;
             }
-            // A release that failed changes the log record only.
             _ => {}
         }
         if let Ok(Ok(response)) = &mut ended.1
@@ -401,6 +402,9 @@ where
         }
     }
 }
+
+/// The record has a `fix`.
+const NO_COMMIT: &str = "no transaction of the handler has completed the event";
 
 /// Adds the delivery to a request.
 fn extend(

@@ -372,7 +372,7 @@ pub enum CommitErrorKind {
     Database,
     /// The program is wrong: the pool leads to another kind of database than the store, the store or the ledger
     /// completes no events in a transaction, or, on Postgres, nothing was written before the completion (see
-    /// [`Completion::first`]).
+    /// [`Completion::as_first_statement`]).
     Config,
 }
 
@@ -456,7 +456,7 @@ impl From<sqlx::Error> for CommitError {
             Fault::Ended => (TransactionEnded, ENDED),
             Fault::Unwritten => (
                 Config,
-                "nothing was written before the completion: complete after the writes, or call `Completion::first`",
+                "nothing was written before the completion: complete after the writes, or call `Completion::as_first_statement`",
             ),
             Fault::ReadOnly => (
                 Unavailable,

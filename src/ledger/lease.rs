@@ -42,8 +42,22 @@ use super::renewal::RenewalGuard;
 use super::retry::{RetryJob, Write};
 use super::shared::Shared;
 use crate::adapter::contract::Seen;
-use crate::error::{StoreError, StoreErrorKind};
+use crate::error::StoreError;
 use crate::key::List;
+
+/// How a claim has ended.
+#[derive(Debug)]
+pub(crate) enum Settled {
+    /// As its handler: the events are complete, or released.
+    Done,
+    /// Another delivery has completed the events, which were seen then. This one has had no effect.
+    CompletedElsewhere(Seen),
+    /// The handler succeeded, and no transaction of it has completed the events. They are released.
+    Uncommitted,
+    /// The store has failed. After a success of the handler, it has not said whether the events are complete; after another
+    /// end, the release continues in the background.
+    Unconfirmed(StoreError),
+}
 
 /// The claim of a delivery that runs under a lease.
 ///
@@ -79,17 +93,12 @@ impl Claim {
     /// background. Returns no error then, because the handler succeeded. Keys that the handler's transaction has
     /// completed are only given the response.
     ///
-    /// Returns when the events were seen, if another delivery has completed them.
-    ///
-    /// # Errors
-    ///
-    /// No transaction of the handler's has completed the keys of a success, or the store does not say. The layer answers
-    /// 500 or 503. After another end of the handler, the error is for logs only.
+    /// After [`Settled::Uncommitted`], the layer answers 500, and after [`Settled::Unconfirmed`] and a success 503.
     #[expect(clippy::manual_async_fn, reason = "an `async fn` stores its arguments twice")]
     pub(crate) fn settle(
         mut self,
         success: Option<HandlerSuccess>,
-    ) -> impl Future<Output = Result<Option<Seen>, StoreError>> + Send {
+    ) -> impl Future<Output = Settled> + Send {
         async move {
             self.lease.of_ledger.has_ended.note();
             let Some(HandlerSuccess { response }) = success else {
@@ -106,19 +115,21 @@ impl Claim {
             };
             if owes_commit {
                 // Boxed, because only handlers with another driver come here.
-                is_committed = Box::pin(self.are_complete()).await?;
+                is_committed = match Box::pin(self.are_complete()).await {
+                    Ok(are_complete) => are_complete,
+                    Err(error) => return Settled::Unconfirmed(error),
+                };
                 if !is_committed {
-                    let context =
-                        "committing: no transaction of the handler has completed the event";
-                    let seen = Box::pin(self.rollback()).await.unwrap_or_default().map(Some);
-                    // An error of the release is not the cause.
-                    return seen
-                        .ok_or_else(|| StoreError::new(StoreErrorKind::Transaction, context));
+                    return match Box::pin(self.rollback()).await {
+                        // An error of the release is not the cause.
+                        Settled::Done | Settled::Unconfirmed(_) => Settled::Uncommitted,
+                        settled => settled,
+                    };
                 }
             }
             if is_committed && !held.awaits_response() {
                 self.end();
-                return Ok(None);
+                return Settled::Done;
             }
             // Boxed, because most layers store no response.
             let with_response = response.map(|response| {
@@ -134,7 +145,7 @@ impl Claim {
             if replies.iter().all(Result::is_ok) {
                 self.end();
             }
-            Ok(None)
+            Settled::Done
         }
     }
 
@@ -149,7 +160,7 @@ impl Claim {
     }
 
     /// Releases the keys, because the handler has completed nothing.
-    async fn rollback(mut self) -> Result<Option<Seen>, StoreError> {
+    async fn rollback(mut self) -> Settled {
         if self.awaits_response_in_vain().await {
             // The rows are complete. Their lease ends, so that duplicates do not wait for a response.
             self.left = Left::Completion(None);
@@ -157,11 +168,15 @@ impl Claim {
             if held.calls.complete(&held.keys).await.iter().all(Result::is_ok) {
                 self.end();
             }
-            return Ok(None);
+            return Settled::Done;
         }
         let seen = self.completed_by_another().await;
         let released = self.release().finish().await;
-        if seen.is_some() { Ok(seen) } else { released.map(|()| None) }
+        match (seen, released) {
+            (Some(seen), _) => Settled::CompletedElsewhere(seen),
+            (None, Ok(())) => Settled::Done,
+            (None, Err(error)) => Settled::Unconfirmed(error),
+        }
     }
 
     /// Returns `true` if the handler has completed its keys before it failed, and their rows wait for a response.

@@ -52,7 +52,7 @@ macro_rules! endings {
                 #[doc = concat!("`", $value, "`, after the outcome `", $name, "`: ", $meaning, ".")]
                 $ending,
             )?)+
-            /// `broken-response`, after the outcome `duplicate`: the request with this `Idempotency-Key` was handled
+            /// `response-not-stored`, after the outcome `duplicate`: the request with this `Idempotency-Key` was handled
             /// before, and its response was not stored.
             ResponseNotStored,
         }
@@ -63,7 +63,7 @@ macro_rules! endings {
             pub const fn as_str(self) -> &'static str {
                 match self {
                     $($(Self::$ending => $value,)?)+
-                    Self::ResponseNotStored => Self::BrokenResponse.as_str(),
+                    Self::ResponseNotStored => "response-not-stored",
                 }
             }
 

@@ -384,7 +384,6 @@ async fn release_is_repeated_after_every_error_but_unsupported() {
         StoreErrorKind::Full,
         StoreErrorKind::Overloaded,
         StoreErrorKind::Corrupt,
-        StoreErrorKind::Transaction,
         StoreErrorKind::Config,
         StoreErrorKind::Unsupported,
     ] {

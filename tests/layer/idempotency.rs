@@ -305,7 +305,7 @@ async fn duplicate_whose_response_was_not_stored_is_422() {
         let first = ask(&service, pay(UUID)).await;
         assert_eq!((first.status, first.body), (200, sent));
         let again = ask(&service, pay(UUID)).await;
-        assert_eq!(again.problem(), (422, "broken-response"), "{kind}");
+        assert_eq!(again.problem(), (422, "response-not-stored"), "{kind}");
         let problem: Value = serde_json::from_slice(&again.body).unwrap();
         assert_eq!(problem["type"], format!("{DOCS}#response-not-stored"));
         // By choice, a 2xx, which is no problem.

@@ -57,7 +57,7 @@ async fn each_error_says_what_is_wrong_on_postgres() {
     each_error_says_what_is_wrong::<Postgres>().await;
     let db = Db::<Postgres>::create().await;
     for (script, status, words) in [
-        ("own-first", 500, "call `Completion::first`"),
+        ("own-first", 500, "call `Completion::as_first_statement`"),
         ("begin insert reset-all commit", 500, "RESET ALL of the handler"),
         ("begin read-only insert commit", 503, "the session is read-only"),
     ] {

@@ -390,7 +390,7 @@ async fn completion_outside_of_the_handlers_transaction_is_refused() {
         let within = worker.run(&key, async |event| {
             let mut tx = pool.begin().await?;
             if is_first {
-                execute(&mut tx, &event.completion()?.first()).await?;
+                execute(&mut tx, &event.completion()?.as_first_statement()).await?;
                 effect(&mut tx, &event).await?;
             } else {
                 effect(&mut tx, &event).await?;

@@ -59,7 +59,7 @@ SELECT CASE
       AND (b.lock_timeout IS NULL OR pg_catalog.set_config('lock_timeout', '0', true) IS NOT NULL) THEN 'completed'
     WHEN b.is_within IS NOT TRUE THEN
       ('tower_dedup: nothing was written in this transaction before the completion of ' || a.n
-        || ' events: complete after the writes, or call Completion::first')::bigint::text
+        || ' events: complete after the writes, or call Completion::as_first_statement')::bigint::text
     WHEN b.is_marked IS NOT TRUE THEN
       ('tower_dedup: the transaction has ended before the completion of ' || a.n
         || ' events, by a COMMIT, a ROLLBACK or RESET ALL of the handler')::bigint::text
