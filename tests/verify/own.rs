@@ -106,6 +106,37 @@ fn vectors_of_schemes_are_accepted_and_no_other_body_secret_or_algorithm_is() {
     assert_eq!(verdict(sha256, secret, *now, header, body), Err(Refusal::Forged));
 }
 
+/// The vector of `hook0/hook0`, `output-worker/src/work.rs`, by which Coinbase signs.
+#[test]
+fn scheme_of_names_and_values_of_headers_verifies_a_published_vector() {
+    let scheme = Scheme::hmac_sha256(
+        "x-hook0-signature",
+        &[
+            Part::Item("t="),
+            Part::Text(".x-event-id x-event-type."),
+            Part::Header("x-event-id"),
+            Part::Text("."),
+            Part::Header("x-event-type"),
+            Part::Text("."),
+            Part::Body,
+        ],
+    );
+    let verifier = scheme.separated_by(&[',']).prefix("v1=").verifier("secret").unwrap();
+    let verdict = |id: &str| {
+        let signature = "t=1636936200,\
+            v0=1b3d69df55f1e52f05224ba94a5162abeb17ef52cd7f4948c390f810d6a87e98,\
+            h=x-event-id x-event-type,\
+            v1=bc521546ba5de381b12f135782d2008b028c3065c191760b12b76850a8fc8f51";
+        let request = Request::post("/").header("x-hook0-signature", signature);
+        let request =
+            request.header("x-event-id", id).header("x-event-type", "service.resource.verb");
+        let (head, ()) = request.body(()).unwrap().into_parts();
+        verifier.verify(&head, b"hello !", at(1_636_936_200))
+    };
+    assert_eq!(verdict("1a01cb48-5142-4d9b-8f90-d20cca61f0ee"), Ok(()));
+    assert_eq!(verdict("1a01cb48-5142-4d9b-8f90-d20cca61f0ef"), Err(Refusal::Forged));
+}
+
 /// A code holds with the time before it only: with another one, who has captured a delivery could send it for ever.
 #[test]
 fn each_of_several_times_is_signed_by_the_codes_that_follow_it() {
