@@ -344,8 +344,8 @@ impl Delivery {
     /// service that the handler calls.
     ///
     /// The key has 32 lower-case hex digits: the first 16 bytes of the SHA-256 over namespace, id
-    /// and step, each preceded by its length. Namespace and id are those of the alias
-    /// ([`second_identity`](crate::KeyExtractor::second_identity)) if the event has one, because two
+    /// and step, each preceded by its length. Namespace and id are those of the
+    /// [alias](crate::KeyExtractor::alias) if the event has one, because two
     /// deliveries of one event may share nothing else.
     ///
     /// In a multi-event delivery, the SHA-256 is over the namespaces and ids of *all* events of the
@@ -429,17 +429,17 @@ mod tests {
         Event::new(DedupKey::new("acme", id).unwrap())
     }
 
-    fn with_second_identity(id: &str) -> Event {
-        event(id).with_second_identity(DedupKey::new("acme.change", "order_1").unwrap())
+    fn with_alias(id: &str) -> Event {
+        event(id).with_alias(DedupKey::new("acme.change", "order_1").unwrap())
     }
 
     #[test]
-    fn idempotency_key_comes_from_the_second_identity_if_there_is_one() {
-        let derived = |id| of([with_second_identity(id)]).idempotency_key("charge");
+    fn idempotency_key_comes_from_the_alias_if_there_is_one() {
+        let derived = |id| of([with_alias(id)]).idempotency_key("charge");
         // Pinned.
         assert_eq!(derived("evt_1"), "8ab43d00187197292714a534ea6e053a");
         assert_eq!(derived("evt_1"), derived("evt_2"));
-        let both = of([with_second_identity("evt_3"), event("evt_4")]);
+        let both = of([with_alias("evt_3"), event("evt_4")]);
         let key_of = |id| both.idempotency_key_of(event(id).key(), "charge");
         assert_eq!(key_of("evt_3"), derived("evt_1"));
         assert_eq!(key_of("evt_4"), delivery("evt_4").idempotency_key("charge"));

@@ -137,6 +137,6 @@ fn outcome(preset: Preset, head: &request::Parts, body: &Bytes) -> Outcome {
 
 /// An empty body has none.
 fn content_identity(event: &Event) -> Option<Identity> {
-    let content = event.second_identity()?;
+    let content = event.content_identity()?;
     Some(Identity { namespace: content.namespace().to_owned(), id: content.id().to_owned() })
 }

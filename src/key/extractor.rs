@@ -173,7 +173,7 @@ impl KeyExtractor {
     /// - A namespace that is not 1 to 64 bytes without control characters, with `.` and the label for a second
     ///   identity, or that ends with `.body`, as those of content identities do. Under
     ///   [`namespace_by`](Self::namespace_by), either of them if it is longer than 47 bytes once it is escaped.
-    /// - A label of a [second identity](Self::second_identity) that is empty or holds a `.`, and a second identity
+    /// - A label of an [alias](Self::alias) that is empty or holds a `.`, and an alias
     ///   that reads a [`body_digest`](super::body_digest), which is a content identity.
     /// - An invalid name of a header, and an invalid JSON pointer.
     pub fn checked(self) -> Result<Self, ConfigError> {
@@ -267,17 +267,17 @@ impl KeyExtractor {
     /// complete.
     ///
     /// This is for senders that report one change by two events with different ids. For a sender that does
-    /// not sign the id, see [`content_identity`](Self::content_identity). The second
-    /// identity is in the namespace `{namespace}.{label}`. An [`EachKey`] reads it from the event,
-    /// as it reads the key. A closure ([`from_fn`](Self::from_fn)) sets the second identities of a
+    /// not sign the id, see [`content_identity`](Self::content_identity). The alias
+    /// is in the namespace `{namespace}.{label}`. An [`EachKey`] reads it from the event,
+    /// as it reads the key. A closure ([`from_fn`](Self::from_fn)) sets the aliases of a
     /// multi-event delivery itself. An event without the value has one identity.
     ///
-    /// A later, real change of the same object may share the second identity. It is then a
+    /// A later, real change of the same object may share the alias. It is then a
     /// duplicate until the retention ends.
     ///
     /// [`checked`](Self::checked) says which labels and parts are refused.
     #[must_use]
-    pub fn second_identity(mut self, label: &str, part: KeyPart) -> Self {
+    pub fn alias(mut self, label: &str, part: KeyPart) -> Self {
         self.naming.set_second(label, part, false);
         self
     }
@@ -308,7 +308,7 @@ impl KeyExtractor {
     /// # let (head, body) = http::Request::post("/").header("x-id", "1").body("{}".into())?.into_parts();
     /// # let found = orders.extract(&tower_dedup::key::RequestRef::new(&head, &body));
     /// # let Ok(tower_dedup::key::Extracted::Keys(keys)) = found else { panic!("keys") };
-    /// # let second = keys.events()[0].second_identity().unwrap();
+    /// # let second = keys.events()[0].content_identity().unwrap();
     /// # assert_eq!(second.namespace(), "orders.body");
     /// # assert!(second.id().starts_with("body_44136fa3"));
     /// # Ok::<(), http::Error>(())

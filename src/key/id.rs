@@ -221,8 +221,7 @@ impl Event {
         Self { key, second: None, is_content: false, payload: None, event_type: None }
     }
 
-    /// Adds the second identity: another name of this event. A second identity that equals the key is
-    /// ignored.
+    /// Adds an alias: another name of this event. An alias that equals the key is ignored.
     ///
     /// A digest of the body is no name of the event: see
     /// [`content_identity`](super::KeyExtractor::content_identity).
@@ -241,17 +240,17 @@ impl Event {
     ///         return Ok(Extracted::Missing);
     ///     };
     ///     let event = Event::new(DedupKey::new("acme-v2", id)?);
-    ///     Ok(Extracted::Keys(event.with_second_identity(DedupKey::new("acme", old)?).into()))
+    ///     Ok(Extracted::Keys(event.with_alias(DedupKey::new("acme", old)?).into()))
     /// });
     /// # let request = http::Request::post("/").header("webhook-id", "1").header("event-id", "e1");
     /// # let (head, body) = request.body(Default::default()).unwrap().into_parts();
     /// # let found = new.extract(&RequestRef::new(&head, &body));
     /// # let Ok(Extracted::Keys(keys)) = found else { panic!("keys") };
-    /// # assert_eq!(keys.events()[0].second_identity(), DedupKey::new("acme", "1").ok().as_ref());
+    /// # assert_eq!(keys.events()[0].alias(), DedupKey::new("acme", "1").ok().as_ref());
     /// ```
     #[must_use]
-    pub fn with_second_identity(mut self, second: DedupKey) -> Self {
-        self.set_second(second, false);
+    pub fn with_alias(mut self, alias: DedupKey) -> Self {
+        self.set_second(alias, false);
         self
     }
 
@@ -295,21 +294,27 @@ impl Event {
         &self.key
     }
 
-    /// Returns the second identity, if the event has one.
-    #[must_use]
-    pub fn second_identity(&self) -> Option<&DedupKey> {
+    /// Returns the second identity, of either kind.
+    pub(crate) fn second_identity(&self) -> Option<&DedupKey> {
         self.second.as_ref()
     }
 
-    /// Returns the second identity, if it is another name of the event and not the digest of its body.
-    pub(crate) fn alias(&self) -> Option<&DedupKey> {
+    /// Returns the other name of the event, if it has [one](super::KeyExtractor::alias).
+    #[must_use]
+    pub fn alias(&self) -> Option<&DedupKey> {
         self.second.as_ref().filter(|_| !self.is_content)
+    }
+
+    /// Returns the digest of the event's bytes as a key, if it is an identity of the event: see
+    /// [`KeyExtractor::content_identity`](super::KeyExtractor::content_identity).
+    #[must_use]
+    pub fn content_identity(&self) -> Option<&DedupKey> {
+        self.second.as_ref().filter(|_| self.is_content)
     }
 
     /// Returns the SHA-256 of the event's bytes, if they are its second identity.
     pub(crate) fn content_sha256(&self) -> Option<[u8; 32]> {
-        let content = self.second.as_ref().filter(|_| self.is_content)?;
-        sha256_of_body_id(content.id())
+        sha256_of_body_id(self.content_identity()?.id())
     }
 
     /// Returns the event's own bytes within the body of a multi-event delivery, if the extractor

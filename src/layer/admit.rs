@@ -354,7 +354,7 @@ impl<S, L, B> Run<S, L, B> {
 }
 
 const TWO_DEMANDS: &str = "an outer layer demands a commit of its own event: put both keys into one layer, as key and \
-                           second identity, or set this layer to shadow";
+                           alias, or set this layer to shadow";
 const NOT_VERIFIED: &str = "the request has no extension `Verified`";
 
 /// Returns an error if `read` panics: a closure of the key must not replace the response by its panic, and the

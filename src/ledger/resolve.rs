@@ -232,7 +232,7 @@ mod tests {
     /// An event with the identities `id` and `second`, or with the identity `id`.
     fn event(identities: &str) -> Event {
         match identities.split_once('+') {
-            Some((id, second)) => Event::new(key(id)).with_second_identity(key(second)),
+            Some((id, second)) => Event::new(key(id)).with_alias(key(second)),
             None => Event::new(key(identities)),
         }
     }

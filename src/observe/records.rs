@@ -68,7 +68,7 @@ records! {
         by_namespace = &*by.shown_namespace(), by_id = &*by.shown_id()
     }
 
-    /// the event is a duplicate by its [second identity](crate::KeyExtractor::second_identity) only, which
+    /// the event is a duplicate by its [second identity](crate::KeyExtractor::alias) only, which
     /// `by_namespace` and `by_id` are
     info same_event(key: &DedupKey, by: &DedupKey) {
         key; "same event: it was handled under another id, and this id stays free",

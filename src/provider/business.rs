@@ -13,7 +13,7 @@ use crate::key::{self, Rule};
 /// SendGrid's documentation says that the id is for deduplication. A public report, [issue 1435 of
 /// `sendgrid/sendgrid-nodejs`][report], says that duplicates came with another id and with the same
 /// address, event, time and message. The report has no confirmation and no denial. If a handler
-/// must not run for such a duplicate, add these values as a second identity. Then two clicks on one
+/// must not run for such a duplicate, add these values as an alias. Then two clicks on one
 /// link within one second are one event.
 ///
 /// [report]: https://github.com/sendgrid/sendgrid-nodejs/issues/1435
@@ -26,7 +26,7 @@ use crate::key::{self, Rule};
 ///     .and(key::json("/timestamp"))
 ///     .and(key::json("/email").optional())
 ///     .and(key::json("/url").optional());
-/// let extractor = provider::SENDGRID.extractor().second_identity("values", values);
+/// let extractor = provider::SENDGRID.extractor().alias("values", values);
 /// # assert!(extractor.checked().is_ok());
 /// ```
 ///

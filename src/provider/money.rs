@@ -11,7 +11,7 @@ use crate::key::{self, Rule};
 ///
 /// Stripe retries live events for three days; a person can send an event again for thirty days with
 /// the command line tool. Stripe may report one change by two events with different ids. A
-/// [`second_identity`](crate::KeyExtractor::second_identity) of `/data/object/id` and `/type`
+/// [`alias`](crate::KeyExtractor::alias) of `/data/object/id` and `/type`
 /// recognises them; its documentation states the cost. Every subscribed endpoint receives one event
 /// with one id: [two endpoints](crate::guide::keys#several-endpoints-of-one-sender) need two namespaces.
 ///

@@ -186,29 +186,28 @@ fn array_of_one_is_multi_event_and_one_event_is_not() {
 
 #[test]
 fn second_identities_are_read_from_the_item() {
-    let extractor = events().second_identity("object", key::json("/object"));
+    let extractor = events().alias("object", key::json("/object"));
     let body = r#"{"object":"x","events":[{"id":1,"object":"o"},{"id":2},{"id":3,"object":""}]}"#;
     let found = keys(&extractor, body);
     let seconds: Vec<_> = found
         .events()
         .iter()
-        .map(|event| event.second_identity().map(|key| (key.namespace(), key.id())))
+        .map(|event| event.alias().map(|key| (key.namespace(), key.id())))
         .collect();
     assert_eq!(seconds, [Some(("acme.object", "o")), None, None]);
     // The same holds in a list of one: the whole body is not its identity.
     let by_body = events().content_identity();
     let one = keys(&by_body, r#"{"events":[{}, {"id":1}]}"#.replace("{}, ", "").as_str());
     let two = keys(&by_body, r#"{"events":[{"id":2}, {"id":1}]}"#);
-    assert_eq!(one.events()[0].second_identity(), two.events()[1].second_identity());
-    assert!(one.events()[0].second_identity().is_some());
+    assert_eq!(one.events()[0].alias(), two.events()[1].alias());
+    assert!(one.events()[0].alias().is_some());
 }
 
 /// A value of the head is part of the id of every event.
 #[test]
 fn long_header_is_not_copied_for_every_event() {
     let by_query = key::each("", key::query("q").and(key::json(""))).namespace("acme");
-    let second =
-        key::each("", key::json("")).namespace("acme").second_identity("q", key::query("q"));
+    let second = key::each("", key::json("")).namespace("acme").alias("q", key::query("q"));
     let body = |count: usize| Bytes::from(format!("[{}7]", "7,".repeat(count - 1)));
     let target = format!("/{0}?q={0}", "x".repeat(20_000));
     let (head, ()) = Request::post(target).body(()).unwrap().into_parts();

@@ -47,12 +47,12 @@ fn a_namespace_is_1_to_64_bytes_without_control_characters() {
 }
 
 #[test]
-fn second_identity_has_a_namespace_below_that_of_the_key() {
-    let extractor = key::header("a").namespace("acme").second_identity("object", key::header("b"));
+fn alias_has_a_namespace_below_that_of_the_key() {
+    let extractor = key::header("a").namespace("acme").alias("object", key::header("b"));
     let both = || letters(&[("a", "1"), ("b", "2")]);
     let event = |first: &str, second: &str| {
         let event = Event::new(dedup_key(first, "1"));
-        let event = event.with_second_identity(dedup_key(second, "2"));
+        let event = event.with_alias(dedup_key(second, "2"));
         Extracted::Keys(event.into())
     };
     assert_eq!(extract(&extractor, both()), event("acme", "acme.object"));
@@ -71,13 +71,12 @@ fn second_identity_has_a_namespace_below_that_of_the_key() {
     assert_eq!(error.kind(), Repeated);
     // One that equals the key is none.
     let key = dedup_key("acme", "1");
-    assert_eq!(Event::new(key.clone()).with_second_identity(key).second_identity(), None);
+    assert_eq!(Event::new(key.clone()).with_alias(key).alias(), None);
 }
 
 #[test]
-fn second_identity_refuses_a_namespace_that_is_too_long() {
-    let extractor =
-        |label: &str| key::header("a").namespace("acme").second_identity(label, key::header("b"));
+fn alias_refuses_a_namespace_that_is_too_long() {
+    let extractor = |label: &str| key::header("a").namespace("acme").alias(label, key::header("b"));
     for label in ["", "a.b", "a\nb", &"l".repeat(60)] {
         assert!(!is_valid(extractor(label)), "{label:?}");
     }
@@ -94,7 +93,7 @@ fn extract_by_an_invalid_extractor_panics_with_the_text_of_checked() {
     for (extractor, rule) in [
         (part().namespace("n"), not_a_pointer),
         (key::header("a").namespace("n").event_type(part()), not_a_pointer),
-        (key::header("a").namespace("n").second_identity("b", part()), not_a_pointer),
+        (key::header("a").namespace("n").alias("b", part()), not_a_pointer),
         (
             key::each("events", key::header("a")).namespace("n"),
             "`pointer` must be a JSON pointer (RFC 6901), not \"events\"",
@@ -110,7 +109,7 @@ fn extract_by_an_invalid_extractor_panics_with_the_text_of_checked() {
              not \"orders.body\"",
         ),
         (
-            key::header("a").namespace("n").second_identity("b", key::body_digest()),
+            key::header("a").namespace("n").alias("b", key::body_digest()),
             "a digest of the body is a `content_identity`",
         ),
     ] {
@@ -125,14 +124,14 @@ fn extract_by_an_invalid_extractor_panics_with_the_text_of_checked() {
 fn namespace_by_adds_a_value_to_the_namespaces_of_all_identities() {
     let extractor = key::header("a")
         .namespace("acme")
-        .second_identity("change", key::header("b"))
+        .alias("change", key::header("b"))
         .namespace_by(|request| request.uri().path().strip_prefix('/').map(str::to_owned));
     let identities = |path: &str| {
         let mut request = letters(&[("a", "1"), ("b", "2")]);
         *request.uri_mut() = path.parse().unwrap();
         let Extracted::Keys(keys) = extract(&extractor, request) else { panic!("keys") };
         let [event] = keys.events() else { panic!("one") };
-        [Some(event.key()), event.second_identity()].map(|identity| identity.unwrap().clone())
+        [Some(event.key()), event.alias()].map(|identity| identity.unwrap().clone())
     };
     assert_eq!(
         identities("/billing"),
@@ -201,7 +200,7 @@ fn namespace_by_refuses_a_namespace_without_room_for_a_value() {
     // `%3A` is three bytes.
     assert!(is_valid(by().namespace(&format!("{}:", "n".repeat(44)))));
     assert!(!is_valid(by().namespace(&format!("{}:", "n".repeat(45)))));
-    assert!(!is_valid(by().second_identity(&"l".repeat(46), key::header("b"))));
+    assert!(!is_valid(by().alias(&"l".repeat(46), key::header("b"))));
 }
 
 #[test]

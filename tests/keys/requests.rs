@@ -24,7 +24,10 @@ pub(crate) fn read<B: Into<Bytes>>(part: &KeyPart, request: Request<B>) -> ReadI
     match extractor.extract(&RequestRef::new(&head, &body.into())) {
         Ok(Extracted::Keys(keys)) => {
             let [event] = keys.events() else { panic!("not one event: {keys:?}") };
-            assert_eq!((event.key().namespace(), event.second_identity()), ("n", None));
+            assert_eq!(
+                (event.key().namespace(), event.alias().or(event.content_identity())),
+                ("n", None)
+            );
             id(event.key().id())
         }
         Ok(Extracted::Missing) => MISSING,

@@ -247,7 +247,7 @@ async fn key_whose_closure_panics_is_503_and_logged() {
         layer(by_header().handshake_when(|_| panics())),
         layer(by_header().bypass_when(|_| panics())),
         layer(by_header().namespace_by(|_| panics())),
-        layer(by_header().second_identity("alias", part())),
+        layer(by_header().alias("alias", part())),
         layer(by_header()).compare_payload(part(), tower_dedup::OnMismatch::Report),
         DedupLayer::idempotency_key(part(), Arc::clone(&adapter)),
     ];

@@ -193,7 +193,7 @@ async fn key_without_a_stored_digest_is_not_compared() {
 #[tokio::test]
 async fn second_identity_is_not_compared() {
     let handler = Handler::default();
-    let keys = by_header().second_identity("change", key::json("/object"));
+    let keys = by_header().alias("change", key::json("/object"));
     let adapter = Arc::new(MemoryAdapter::new());
     let service = DedupLayer::new(keys, Arc::clone(&adapter))
         .compare_payload(key::body_digest(), OnMismatch::Refuse)
@@ -315,7 +315,7 @@ async fn run_dropped_while_it_reads_stored_data_leaves_nothing_behind() {
     store.complete(&dedup_key("known"), &known).await.unwrap();
     store.set(StoreCall::Fetch, Fault::LoseReply);
     let dedup = Deduplicator::new(Arc::clone(&store));
-    let event = Event::new(dedup_key("known")).with_second_identity(dedup_key("claimed"));
+    let event = Event::new(dedup_key("known")).with_alias(dedup_key("claimed"));
     let run = dedup.run(event.with_payload("a".into()), async |_| Ok::<_, ()>(()));
     assert!(tokio::time::timeout(Duration::from_millis(50), run).await.is_err());
     assert_eq!(store.calls(StoreCall::Fetch), 1);

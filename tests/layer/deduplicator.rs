@@ -90,7 +90,7 @@ async fn begun(worker: &Deduplicator, event: impl Into<Event>) -> Endless {
 async fn run_that_is_dropped_releases_all_identities() {
     let store = store();
     let worker = worker(&store);
-    let twin = Event::new(dedup_key("a")).with_second_identity(dedup_key("a2"));
+    let twin = Event::new(dedup_key("a")).with_alias(dedup_key("a2"));
     drop(begun(&worker, twin).await);
     drained(&worker).await;
     for id in ["a", "a2"] {

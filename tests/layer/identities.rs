@@ -26,7 +26,7 @@ const PROCESSES: usize = 2;
 
 fn by_id_and_change() -> KeyExtractor {
     let change = key::header("x-change");
-    key::header("webhook-id").namespace("test").second_identity("change", change)
+    key::header("webhook-id").namespace("test").alias("change", change)
 }
 
 fn event(id: &str, change: &str) -> Request<Body> {
@@ -126,7 +126,7 @@ async fn changed_key_is_a_duplicate_for_old_and_new_processes() {
     let new = KeyExtractor::from_fn("test-2", |request| {
         let id = request.headers()["webhook-id"].to_str().unwrap();
         let event = Event::new(DedupKey::new("test-2", &format!("new-{id}"))?);
-        Ok(Extracted::Keys(event.with_second_identity(dedup_key(id)).into()))
+        Ok(Extracted::Keys(event.with_alias(dedup_key(id)).into()))
     });
     let [old, new] = [by_header(), new]
         .map(|keys| DedupLayer::new(keys, Arc::clone(&store)).layer(handler.service()));

@@ -178,7 +178,7 @@ fn deduplicator_reports_every_outcome_as_a_layer_does() {
             let (id, second) = id.split_once('=').unwrap_or((id, ""));
             let mut event = Event::new(dedup_key(id)).with_payload(payload.into());
             if !second.is_empty() {
-                event = event.with_second_identity(dedup_key(second));
+                event = event.with_alias(dedup_key(second));
             }
             let dedup = if way == "open" { &open } else { &timed };
             let started = Instant::now();

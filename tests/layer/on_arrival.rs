@@ -89,14 +89,13 @@ async fn every_key_of_a_delivery_is_released_by_a_store_that_is_slow() {
 async fn second_identity_on_arrival_is_refused() {
     let (store, handler) = (memory(), Handler::default());
     let rule = "one identity of an event on arrival, and not a second one";
-    for keys in [by_header().content_identity(), by_header().second_identity("n", key::json("/n"))]
-    {
+    for keys in [by_header().content_identity(), by_header().alias("n", key::json("/n"))] {
         let refused = DedupLayer::on_arrival(keys, Arc::clone(&store)).checked().unwrap_err();
         assert_eq!(refused.to_string(), rule);
     }
     // Of a closure, only the delivery tells.
     let keys = KeyExtractor::from_fn("test", |_| {
-        let event = Event::new(dedup_key("a")).with_second_identity(dedup_key("b"));
+        let event = Event::new(dedup_key("a")).with_alias(dedup_key("b"));
         Ok(Extracted::Keys(event.into()))
     });
     let layer = DedupLayer::on_arrival(keys, Arc::clone(&store));

@@ -196,7 +196,7 @@ async fn handshake_with_a_list_uses_up_each_of_its_bodies() {
 async fn duplicate_by_one_of_two_identities_is_logged() {
     let with_alias = || {
         let keys = key::header("webhook-id").namespace("test");
-        keys.second_identity("change", key::header("x-change"))
+        keys.alias("change", key::header("x-change"))
     };
     // `printf old | sha256sum`
     let old = "body_cba06b5736faf67e54b07b561eae94395e774c517a7d910a54369e1263ccfbd4";
@@ -296,7 +296,7 @@ fn content_identity_compares_the_whole_body_or_nothing() {
         let fault = format!("{rule}, not {part:?}");
         assert_eq!(compares(part).unwrap_err().to_string(), fault);
     }
-    let alias = key::header("webhook-id").namespace("test").second_identity("n", key::json("/n"));
+    let alias = key::header("webhook-id").namespace("test").alias("n", key::json("/n"));
     let layer = DedupLayer::new(alias, memory());
     assert!(layer.compare_payload(key::json("/n"), OnMismatch::Report).checked().is_ok());
 }

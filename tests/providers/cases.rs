@@ -69,7 +69,9 @@ pub(crate) fn outcome(preset: Preset, head: &request::Parts, body: &Bytes) -> Ou
         Ok(Extracted::Keys(keys)) => {
             let events = keys.events();
             assert!(events.iter().all(|event| event.key().namespace() == preset.name()));
-            assert!(events.iter().all(|event| event.second_identity().is_none()));
+            assert!(
+                events.iter().all(|event| event.alias().or(event.content_identity()).is_none())
+            );
             let ids = events.iter().map(|event| event.key().id().to_owned());
             match keys.is_multi_event() {
                 true => Outcome::Keys { keys: ids.collect() },

@@ -16,7 +16,7 @@ pub fn by_word() -> KeyExtractor {
         let events = words(body).map(|(name, _)| {
             Ok(match name.split_once('=') {
                 Some((id, second)) => Event::new(DedupKey::new("test", id)?)
-                    .with_second_identity(DedupKey::new("test.second", second)?),
+                    .with_alias(DedupKey::new("test.second", second)?),
                 None => Event::new(DedupKey::new("test", name)?),
             })
         });
