@@ -206,7 +206,7 @@ async fn takeover_waits_for_no_transaction_of_a_process_that_hangs() {
 /// What this process claims shows that the table grows.
 #[tokio::test]
 async fn completion_is_planned_again_when_the_table_has_grown() {
-    const ROWS: usize = 60_000;
+    const ROWS: usize = 20_000;
     let database = Database::fresh().await;
     let pool = database.pool(1);
     let adapter = PostgresAdapter::new(database.pool(2));

@@ -25,14 +25,19 @@ WITH asked AS MATERIALIZED (
     a.mark IS NULL OR a.mark = pg_catalog.current_setting('tower_dedup.tx', true) AS is_marked
   FROM asked AS a
 ), held AS MATERIALIZED (
-  -- FOR UPDATE carries the whole rows of the other tables beside each row. So `asked` has no list of events.
+  -- FOR UPDATE carries the whole rows of the other tables beside each row. So `asked` has no list of events. The LIMIT has
+  -- the planner expect 10 events. It expects 100 otherwise, and reads a table of up to 30,000 rows as a whole.
   SELECT t.key, a.token, a.lease, a.retention, a.status, a.headers, a.body,
     pg_catalog.decode(e.sha256, 'hex') AS sha256
   FROM asked AS a
   CROSS JOIN bounds AS b
-  CROSS JOIN pg_catalog.jsonb_to_recordset(
-    pg_catalog.jsonb_extract_path($1::text::jsonb, 'events')
-  ) AS e (key uuid, sha256 text)
+  CROSS JOIN (
+    SELECT r.key, r.sha256
+    FROM pg_catalog.jsonb_to_recordset(
+      pg_catalog.jsonb_extract_path($1::text::jsonb, 'events')
+    ) AS r (key uuid, sha256 text)
+    LIMIT (SELECT n FROM asked)
+  ) AS e
   JOIN {table} AS t ON t.key = e.key
   WHERE b.is_within AND b.is_marked AND t.completed_at IS NULL
   ORDER BY t.key

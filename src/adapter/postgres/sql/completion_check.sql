@@ -5,7 +5,11 @@ FROM pg_catalog.jsonb_to_record($1::text::jsonb) AS d (token uuid, mark text, ev
 WHERE d.mark = pg_catalog.current_setting('tower_dedup.tx', true)
   AND NOT EXISTS (
     SELECT 1
-    FROM pg_catalog.jsonb_to_recordset(d.events) AS e (key uuid)
+    FROM (
+      SELECT r.key
+      FROM pg_catalog.jsonb_to_recordset(d.events) AS r (key uuid)
+      LIMIT pg_catalog.jsonb_array_length(d.events)
+    ) AS e
     LEFT JOIN {table} AS t ON t.key = e.key AND t.token = d.token AND t.completed_at IS NOT NULL
     WHERE t.key IS NULL
   )
