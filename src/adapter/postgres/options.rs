@@ -43,8 +43,8 @@ pub struct PostgresOptions {
 
 impl PostgresOptions {
     /// Returns the defaults: the table `webhook_deliveries` in the first schema of the `search_path`,
-    /// two connections for batches, [`Purging::new`], and 5 s for a statement. Claims under a lease do not wait for the
-    /// disk.
+    /// two connections for batches, [`Purging::new`], 5 s for a statement, and 60 s for an idle transaction of a handler.
+    /// Claims under a lease do not wait for the disk.
     pub fn new() -> Self {
         Self {
             sql: SqlOptions::new(),
