@@ -208,9 +208,9 @@ async fn plans_are_index_scans() {
             (
                 "claim_existing",
                 "uuid[], text[], text[], uuid[], int8, text[], int8, bytea[], int2[], text[], bytea[], \
-                 int8[]",
+                 int8[], int8[]",
                 "ARRAY[gen_random_uuid()], '{a}', '{a}', ARRAY[gen_random_uuid()], 1, '{NULL}', 1, \
-                 '{NULL}', '{NULL}', '{NULL}', '{NULL}', '{0}'",
+                 '{NULL}', '{NULL}', '{NULL}', '{NULL}', NULL, '{0}'",
                 &["_pkey"],
             ),
         ] {
