@@ -526,3 +526,35 @@ impl fmt::Debug for KeyExtractor {
             .finish_non_exhaustive()
     }
 }
+
+#[cfg(all(test, feature = "verify"))]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use bytes::Bytes;
+    use http::Request;
+
+    use super::*;
+    use crate::key::each::each;
+    use crate::key::part::from_fn;
+
+    /// Whoever cannot sign must not make the server read a list.
+    #[test]
+    fn read_first_reads_one_event_of_a_list_and_read_reads_all() {
+        let count = Arc::new(AtomicUsize::new(0));
+        let reads = Arc::clone(&count);
+        let part = from_fn(move |request| {
+            reads.fetch_add(1, Ordering::Relaxed);
+            Ok(std::str::from_utf8(request.body()).ok().map(str::to_owned))
+        });
+        let keys = each("", part).namespace("n");
+        let (head, ()) = Request::new(()).into_parts();
+        let body = Bytes::from(format!("[7{}]", ",8".repeat(999)));
+        let request = RequestRef::new(&head, &body);
+        assert_eq!(keys.read_first(&request).unwrap().id(), "7");
+        assert_eq!(count.swap(0, Ordering::Relaxed), 1);
+        assert!(matches!(keys.read(&request), Ok(Extracted::Keys(_))));
+        assert_eq!(count.load(Ordering::Relaxed), 1_000);
+        assert_eq!(keys.read_first(&RequestRef::new(&head, &"[]".into())), None);
+    }
+}
