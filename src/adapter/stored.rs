@@ -27,7 +27,7 @@ pub enum Fetch {
 pub struct StoredData {
     /// The SHA-256 of the payload that was handled, if the layer compares payloads or the event has a
     /// [content identity](crate::KeyExtractor::content_identity). With a second identity, that of the namespace, a zero
-    /// byte and the id of its event's key. With the content identity of a handshake, that of the identity itself.
+    /// byte and the id of its event's key.
     pub payload_sha256: Option<[u8; 32]>,
     /// The handler's response, if the layer replays responses.
     pub response: Option<Arc<StoredResponse>>,

@@ -14,7 +14,6 @@ use super::event_part::{EventPart, FoundId};
 use super::events::{Events, Extracted};
 use super::id::{DedupKey, Event, Keys, check_namespace};
 use super::idempotency;
-use super::json::is_array;
 use super::naming::Naming;
 use super::part::{KeyPart, body_digest};
 use super::request::RequestRef;
@@ -364,10 +363,8 @@ impl KeyExtractor {
     /// `handshake`. A second call adds to the first.
     ///
     /// For requests that carry no event and need no more than a 2xx, such as the ping of GitHub. So a
-    /// handler that takes a [`Delivery`](crate::Delivery) serves the hook from its first request on. Under a
-    /// [content identity](Self::content_identity), the layer completes that of the handshake before it answers, and
-    /// answers 503 if the store does not. So `is_handshake` must look at what the sender signs: a body that it takes for a
-    /// handshake runs under no id afterwards.
+    /// handler that takes a [`Delivery`](crate::Delivery) serves the hook from its first request on. The store learns
+    /// nothing of it, so `is_handshake` must look at what the sender signs.
     ///
     /// An answer follows [`require_verified`](crate::DedupLayer::require_verified). In
     /// [shadow](crate::Mode::Shadow), and with
@@ -468,32 +465,6 @@ impl KeyExtractor {
     /// Returns `true` for an extractor with a [`content_identity`](Self::content_identity).
     pub(crate) fn has_content_identity(&self) -> bool {
         self.naming.second.as_ref().is_some_and(|second| second.is_content)
-    }
-
-    /// Returns the content identities of a handshake, as events: those of the events that a list carries, or that of the
-    /// body. There are none where the same body is no event either.
-    pub(crate) fn contents(&self, request: &RequestRef<'_>) -> Option<Keys> {
-        if !self.has_content_identity() {
-            return None;
-        }
-        let (list, is_list) = match &self.rule {
-            Rule::Each(each) => (each.read(self.events(request)), true),
-            Rule::Reader(read) => (read(self.events(request)), is_array(request.body())),
-            Rule::Part(_) | Rule::Fn(_) | Rule::IdempotencyKey(_) => {
-                (Ok(Extracted::Missing), false)
-            }
-        };
-        if let Ok(Extracted::Keys(keys)) = list {
-            let content = |event: &Event| Some(Event::new(event.second_identity()?.clone()));
-            return Keys::new(keys.events().iter().filter_map(content).collect());
-        }
-        // A list whose events cannot be read has no event of its whole body.
-        if is_list || request.body().is_empty() {
-            return None;
-        }
-        let [_, namespace] = self.naming.namespaces(&self.namespace, request).ok()?;
-        let content = DedupKey::in_namespace(&namespace, &body_id(request.body())).ok()?;
-        Some(Event::new(content).into())
     }
 
     /// Returns `true` if nothing that the sender signs identifies the event.

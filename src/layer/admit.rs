@@ -23,7 +23,6 @@ use super::body::{BODY_LIMIT, raise_limit_of_axum};
 use super::body::{BodyFault, ResponseBody};
 use super::builder::DedupLayer;
 use super::delivery::{Judged, Run};
-use super::gate::release_readiness;
 use super::mode::Mode;
 use super::policy::{LogIds, OnMissingKey, Verified};
 use crate::adapter::Payloads;
@@ -84,23 +83,14 @@ where
         let answers = !config.handshakes_to_handler;
         let read = caught(|| {
             let is_answered = answers && config.key.is_handshake(&self.request_ref());
-            if is_answered {
-                Ok(Err(config.key.contents(&self.request_ref())))
-            } else {
-                self.request_keys().map(Ok)
-            }
+            if is_answered { Ok(None) } else { self.request_keys().map(Some) }
         });
         let is_nested = match read {
-            Ok(Err(Some(contents))) if contents.identity_count() <= config.max_keys => {
-                return Dispatch::Waiting(Box::pin(self.record_handshake(contents)));
-            }
-            Ok(Err(_)) => {
-                return Dispatch::Ended(self.answer(Outcome::Handshake));
-            }
-            Ok(Ok((keys, _))) if keys.is_empty() => {
+            Ok(None) => return Dispatch::Ended(self.answer(Outcome::Handshake)),
+            Ok(Some((keys, _))) if keys.is_empty() => {
                 self.head.extensions.get::<RunsWithoutKey>().is_some()
             }
-            Ok(Ok(read)) => {
+            Ok(Some(read)) => {
                 (self.keys, self.payloads) = read;
                 self.is_nested(Delivery::holds)
             }
@@ -134,24 +124,6 @@ where
         } else {
             Dispatch::Ended(self.answer(Outcome::Overloaded))
         }
-    }
-
-    /// Answers a handshake once its content identities are complete: its body was handled, and runs under no id of an
-    /// event. It claims nothing that would have to be released, so its caller may drop it.
-    async fn record_handshake(mut self: Box<Self>, contents: Keys) -> Ending<ResBody, S::Error> {
-        let Self { inner, layer, .. } = &mut *self;
-        let DedupLayer { ledger, config, gate, .. } = &**layer;
-        // A drain waits for this request too.
-        let _counted = gate.tasks.token();
-        release_readiness(inner);
-        let outcome = match ledger.record(&contents, &config.times).await {
-            Ok(()) => Outcome::Handshake,
-            Err(error) => {
-                self.report.error = Some(error.into());
-                Outcome::Unavailable
-            }
-        };
-        self.answer(outcome)
     }
 
     /// Starts a delivery in shadow, whatever is wrong with it.

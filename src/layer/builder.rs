@@ -325,8 +325,7 @@ impl<L, B> DedupLayer<L, B> {
 
     /// Lets [handshakes](crate::KeyExtractor::handshake_when) reach the handler, for example to learn of
     /// a new hook. They have no [`Delivery`](crate::Delivery), so the handler takes an
-    /// `Option<Delivery>`. Without this call, the layer answers them by 200 with the result `handshake`. It records no
-    /// [content identity](crate::KeyExtractor::content_identity) of a handshake that reaches the handler.
+    /// `Option<Delivery>`. Without this call, the layer answers them by 200 with the result `handshake`.
     pub fn handshakes_to_handler(mut self) -> Self {
         self.config.handshakes_to_handler = true;
         self

@@ -8,13 +8,13 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 
-use super::call::{self, Calls};
+use super::call::Calls;
 use super::claims::Claims;
 use super::contract::{Ledger, Permanent};
 use super::held::Held;
 use super::lease::Claim;
 use super::renewal::RenewalGuard;
-use super::resolve::{Resolution, distinct, identities};
+use super::resolve::{Resolution, distinct};
 use super::retry::Write;
 use super::shared::Shared;
 use super::times::Times;
@@ -158,26 +158,6 @@ impl AnyLedger {
             observe::records::takeover(delivery.key(), attempt);
         }
         Begin::First { claim, delivery, in_flight, mismatch }
-    }
-
-    /// Completes the identities of a request that the layer answers itself: no event of its may run later. One call for
-    /// each, because a completion counts whoever holds the lease. The rows name no other key, so no event is complete
-    /// with them. On arrival, no request has an identity of its content.
-    ///
-    /// # Errors
-    ///
-    /// The store did not reply.
-    pub(crate) async fn record(&self, keys: &Keys, times: &Times) -> Result<(), StoreError> {
-        if self.0.permanent == Permanent::OnArrival {
-            return Ok(());
-        }
-        let mut calls = self.calls(times, Duration::ZERO);
-        let itself = |event: &Event| (event.key().clone(), event.key().sha256());
-        if self.stores_data() {
-            calls.terms = calls.terms.with_payloads(keys.events().iter().map(itself));
-        }
-        let calls = calls.with_events(keys.events(), self.0.abilities);
-        call::all(calls.complete(&identities(keys.events())).await).map(drop)
     }
 
     /// Makes the delivery of all events of a request that the handler runs under every verdict. `claim` is the delivery

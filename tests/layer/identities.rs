@@ -53,8 +53,6 @@ async fn store_of_keys_only_is_asked_for_no_data() {
         };
         assert_eq!(deliver(by_id_and_change(), "a").await, None);
         assert_eq!(deliver(by_id_and_change(), "b").await.as_deref(), Some("duplicate"));
-        let handshake = by_header().content_identity().handshake_when(|_| true);
-        assert_eq!(deliver(handshake, "c").await.as_deref(), Some("handshake"));
     }
 }
 
