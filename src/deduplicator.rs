@@ -21,7 +21,7 @@ use crate::ledger::{
     AnyLedger, Begin, Calls, FailOpen, HandlerSuccess, Lease, Ledger, OnArrival, Settled,
     TRANSACTIONAL_LEASE, Times, Transactional,
 };
-use crate::observe::{MetersByNamespace, Outcome, RunReport};
+use crate::observe::{Meters, MetersByNamespace, Outcome, RunReport};
 use crate::run::{Called, Waiters, call};
 
 /// Runs a handler for an event, unless the event is a duplicate or in flight.
@@ -316,7 +316,7 @@ impl<L: Ledger> Deduplicator<L> {
 
     /// Claims the event. While it is in flight, claims it again until the wait is over.
     async fn claim(&self, event: &Event, report: &RunReport) -> Result<Begin, StoreError> {
-        let (calls, wait) = (self.calls(event)?, self.settings.wait);
+        let (calls, wait) = (self.calls(event, &report.meters)?, self.settings.wait);
         let begun = self.ledger.begin(&report.keys, calls.clone()).await?;
         if !matches!(begun, Begin::InFlight) || wait.is_zero() {
             return Ok(begun);
@@ -327,7 +327,7 @@ impl<L: Ledger> Deduplicator<L> {
         begun
     }
 
-    fn calls(&self, event: &Event) -> Result<Calls, StoreError> {
+    fn calls(&self, event: &Event, meters: &Arc<Meters>) -> Result<Calls, StoreError> {
         self.check().map_err(|error| {
             StoreError::new(StoreErrorKind::Config, "running an event").with_source(error)
         })?;
@@ -338,7 +338,7 @@ impl<L: Ledger> Deduplicator<L> {
             return Err(StoreError::new(StoreErrorKind::Unsupported, "comparing a payload"));
         }
         let Settings { times, fail_open, .. } = self.settings;
-        let mut calls = self.ledger.calls(&times, Duration::ZERO);
+        let mut calls = self.ledger.calls(&times, Duration::ZERO, meters);
         calls.terms.fetch = if payloads.is_some() { Fetch::Digest } else { Fetch::Nothing };
         calls.terms.payloads = payloads;
         calls.terms.duplicate_note = fail_open.then(Default::default);

@@ -8,8 +8,9 @@ use http::{HeaderName, Response, StatusCode, header};
 
 use crate::adapter::TransactionAdapter;
 use crate::adapter::contract::DedupAdapter;
+use crate::key::LogIds;
 use crate::key::{KeyExtractor, KeyPart, whole_payload};
-use crate::layer::{DedupLayer, LogIds, OnInFlight, OnMismatch};
+use crate::layer::{DedupLayer, OnInFlight, OnMismatch};
 use crate::ledger::{CanReplay, Transactional};
 use crate::observe::DedupAnswer;
 use crate::replay::Replay;

@@ -61,10 +61,10 @@ pub use error::{BoxError, ConfigError, KeyError, KeyErrorKind, StoreError, Store
 #[cfg(feature = "axum")]
 pub use extract::DeliveryRejection;
 pub use key::extractor::KeyExtractor;
-pub use key::id::DedupKey;
+pub use key::id::{DedupKey, LogIds};
 pub use layer::{
-    Dedup, DedupHandle, DedupLayer, Disposition, LogIds, Mode, OnInFlight, OnMismatch,
-    OnMissingKey, OnUnavailable, ResponseBody, ResponseFuture, Verified,
+    Dedup, DedupHandle, DedupLayer, Disposition, Mode, OnInFlight, OnMismatch, OnMissingKey,
+    OnUnavailable, ResponseBody, ResponseFuture, Verified,
 };
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub use ledger::completion::DedupTx;

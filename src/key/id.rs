@@ -9,7 +9,6 @@ use std::sync::Arc;
 use bytes::Bytes;
 use smallvec::SmallVec;
 
-use super::counted::CountedAs;
 use super::digest::{hex, sha256, sha256_hex, sha256_of_body_id};
 use crate::error::{ConfigError, KeyError, KeyErrorKind};
 
@@ -20,6 +19,18 @@ pub(crate) type List<T> = SmallVec<[T; 1]>;
 pub(crate) const MAX_ID_LEN: usize = 255;
 
 pub(super) const MAX_NAMESPACE_LEN: usize = 64;
+
+/// How log records name an event.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum LogIds {
+    /// Log the id itself, with control characters escaped. Ids of some senders are personal data.
+    #[default]
+    Plain,
+    /// Log the first 16 hex digits of the id's SHA-256
+    /// ([`DedupKey::log_id`](crate::DedupKey::log_id)).
+    Hashed,
+}
 
 /// Names an event by a namespace and an id: two deliveries with equal keys carry the same event.
 ///
@@ -33,10 +44,6 @@ pub struct DedupKey {
     text: Arc<str>,
     /// At most 65.
     id_at: u8,
-    /// Log records show the digest of the id. It is no part of the key's identity.
-    is_hashed_in_logs: bool,
-    /// No part of the key's identity.
-    counted_as: CountedAs,
 }
 
 impl DedupKey {
@@ -87,8 +94,7 @@ impl DedupKey {
         let text = std::str::from_utf8(&text[..len])
             .map_err(|_| KeyError::new(KeyErrorKind::NotUtf8, "the id"))?;
         let id_at = u8::try_from(id_at).unwrap_or_default();
-        let counted_as = CountedAs::default();
-        Ok(Self { text: text.into(), id_at, is_hashed_in_logs: false, counted_as })
+        Ok(Self { text: text.into(), id_at })
     }
 
     /// Returns bytes that no other key has.
@@ -106,11 +112,6 @@ impl DedupKey {
     #[must_use]
     pub fn namespace(&self) -> &str {
         &self.text[..usize::from(self.id_at) - 1]
-    }
-
-    /// Returns the namespace of the metrics: that of the layer, or else the key's own.
-    pub(crate) fn counted_namespace(&self) -> String {
-        self.counted_as.name(self.namespace())
     }
 
     /// Returns the id as it is stored.
@@ -132,8 +133,11 @@ impl DedupKey {
     }
 
     /// Returns the id as log records show it.
-    pub(crate) fn shown_id(&self) -> Cow<'_, str> {
-        if self.is_hashed_in_logs { self.log_id().into() } else { escaped(self.id()) }
+    pub(crate) fn shown_id(&self, ids: LogIds) -> Cow<'_, str> {
+        match ids {
+            LogIds::Plain => escaped(self.id()),
+            LogIds::Hashed => self.log_id().into(),
+        }
     }
 }
 
@@ -375,23 +379,6 @@ impl Keys {
         self
     }
 
-    /// Lets log records show the digests of the ids.
-    pub(crate) fn with_hashed_log_ids(self) -> Self {
-        self.with_each(|key| key.is_hashed_in_logs = true)
-    }
-
-    /// Lets metrics count the keys under another namespace than their own.
-    pub(crate) fn counted_as(self, counted_as: CountedAs) -> Self {
-        self.with_each(|key| key.counted_as = counted_as)
-    }
-
-    fn with_each(mut self, change: impl Fn(&mut DedupKey)) -> Self {
-        for event in &mut *self.events {
-            std::iter::once(&mut event.key).chain(&mut event.second).for_each(&change);
-        }
-        self
-    }
-
     /// Returns `true` if the request carried a list of events, even a list of one.
     #[must_use]
     pub fn is_multi_event(&self) -> bool {
@@ -502,14 +489,12 @@ mod tests {
 
     #[test]
     fn shown_id_is_the_id_escaped_or_its_digest() {
-        let shown = |id| DedupKey::new("n", id).unwrap().shown_id().into_owned();
+        let key = |id| DedupKey::new("n", id).unwrap();
+        let shown = |id| key(id).shown_id(LogIds::Plain).into_owned();
         assert_eq!(shown("a b\u{e9}%\\"), "a b\u{e9}%\\");
         assert_eq!(shown("a\nb\u{202e}\u{1b}\u{61c}"), r"a\nb\u{202e}\u{1b}\u{61c}");
-        let key = DedupKey::new("n", "abc").unwrap();
         // FIPS 180-4, the one-block example.
-        assert_eq!(key.log_id(), "ba7816bf8f01cfea");
-        let keys = Keys::from(Event::from(&key)).with_hashed_log_ids();
-        assert_eq!((&*keys.first().shown_id(), keys.first()), (&*key.log_id(), &key));
+        assert_eq!(key("abc").shown_id(LogIds::Hashed), "ba7816bf8f01cfea");
     }
 
     #[test]

@@ -37,7 +37,6 @@
 //! }
 //! ```
 
-mod counted;
 mod digest;
 mod each;
 mod event_part;
@@ -51,7 +50,6 @@ mod naming;
 mod part;
 mod request;
 
-pub(crate) use counted::CountedAs;
 pub(crate) use digest::{body_id, derive, hex, sha256};
 pub use each::{EachKey, each};
 pub(crate) use event_part::{EventPart, FoundId};
@@ -59,7 +57,7 @@ pub(crate) use events::Events;
 pub use events::Extracted;
 pub use extractor::IntoKeyExtractor;
 pub(crate) use extractor::{KeyExtractor, Rule};
-pub(crate) use id::{DedupKey, List, escaped, event_type};
+pub(crate) use id::{DedupKey, List, LogIds, escaped, event_type};
 pub use id::{Event, Keys};
 pub(crate) use idempotency::whole_payload;
 pub(crate) use json::{Arrays, is_array, items, lists, without_mark};

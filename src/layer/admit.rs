@@ -24,7 +24,7 @@ use super::body::{BodyFault, ResponseBody};
 use super::builder::DedupLayer;
 use super::delivery::{Judged, Run};
 use super::mode::Mode;
-use super::policy::{LogIds, OnMissingKey, Verified};
+use super::policy::{OnMissingKey, Verified};
 use crate::adapter::Payloads;
 use crate::delivery::{Delivery, Verdict};
 use crate::error::{KeyError, KeyErrorKind};
@@ -168,7 +168,8 @@ where
             && !keys.is_empty()
         {
             let keys = keys.without_payloads();
-            let delivery = self.layer.ledger.unenforced(keys.events(), Verdict::Off, None);
+            let DedupLayer { ledger, config, .. } = &*self.layer;
+            let delivery = ledger.unenforced(keys.events(), Verdict::Off, None, &config.meters);
             delivery.set_request(&keys);
             self.head.extensions.insert(delivery);
         }
@@ -178,8 +179,8 @@ where
     /// Lets a request through that an outer layer runs.
     fn forward_nested(self) -> Dispatch<ResBody, S::Error> {
         let (meters, keys) = (&self.layer.config.meters, &self.keys);
-        if !keys.is_empty() {
-            meters.nested();
+        if !keys.is_empty() && meters.is_first_nested() {
+            observe::records::nested(meters.namespace());
         }
         self.report.emit(Outcome::Bypass, keys.events(), meters);
         self.forward()
@@ -253,17 +254,8 @@ impl<S, L, B> Run<S, L, B> {
     fn request_keys(&self) -> Result<(Keys, Option<Payloads>), KeyError> {
         let keys = self.extract()?;
         let payloads = self.payloads(&keys)?;
-        Ok((self.named(keys), payloads))
-    }
-
-    /// Returns the keys as the delivery and its log records hold them.
-    fn named(&self, keys: Keys) -> Keys {
         // A background write may hold the keys, and must not hold the body.
-        let keys = keys.without_payloads().counted_as(self.layer.config.meters.counted_as);
-        match self.layer.config.log_ids {
-            LogIds::Plain => keys,
-            LogIds::Hashed => keys.with_hashed_log_ids(),
-        }
+        Ok((keys.without_payloads(), payloads))
     }
 
     /// Reads a request in shadow, and returns the fault of its keys too.
@@ -271,7 +263,7 @@ impl<S, L, B> Run<S, L, B> {
         let (keys, fault) = self.extract_leniently();
         let payloads = fault.map_or_else(|| caught(|| self.payloads(&keys)), Err);
         let (payloads, fault) = payloads.map_or_else(|fault| (None, Some(fault)), |it| (it, None));
-        (self.named(keys), payloads, fault)
+        (keys.without_payloads(), payloads, fault)
     }
 
     /// Returns the keys of a request that reaches the handler whatever is wrong with them. If there is a

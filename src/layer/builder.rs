@@ -13,7 +13,7 @@ use super::config::{Config, Dress, WithoutResponse};
 use super::gate::Gate;
 use super::handle::DedupHandle;
 use super::mode::Mode;
-use super::policy::{LogIds, OnInFlight, OnMismatch, OnMissingKey, OnUnavailable, Success};
+use super::policy::{OnInFlight, OnMismatch, OnMissingKey, OnUnavailable, Success};
 use crate::adapter::TransactionAdapter;
 use crate::adapter::contract::DedupAdapter;
 #[cfg(feature = "testing")]
@@ -21,11 +21,11 @@ use crate::adapter::contract::{CallTerms, Token};
 use crate::error::ConfigError;
 #[cfg(feature = "testing")]
 use crate::key::KeyExtractor;
-use crate::key::{IntoKeyExtractor, KeyPart};
+use crate::key::{IntoKeyExtractor, KeyPart, LogIds};
 use crate::ledger::{
     AnyLedger, CanReplay, FailOpen, Lease, Ledger, OnArrival, TRANSACTIONAL_LEASE, Transactional,
 };
-use crate::observe;
+use crate::observe::{self, Meters};
 use crate::replay::Replay;
 
 /// Makes every delivery to the inner service take effect once.
@@ -392,7 +392,8 @@ impl<L, B> DedupLayer<L, B> {
     /// [`idempotency_key`](Self::idempotency_key) it is [`LogIds::Hashed`], because the keys of clients may name
     /// persons.
     pub fn log_ids(mut self, ids: LogIds) -> Self {
-        self.config.log_ids = ids;
+        let KeyExtractor { namespace, tried_once, .. } = &self.config.key;
+        self.config.meters = Arc::new(Meters::new(namespace, *tried_once, ids));
         self
     }
 

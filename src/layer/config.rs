@@ -7,11 +7,11 @@ use bytes::Bytes;
 use http::{HeaderName, Method, Response, StatusCode, Uri};
 
 use super::body::{BODY_LIMIT, BODY_TIMEOUT};
-use super::policy::{LogIds, OnInFlight, OnMismatch, OnMissingKey, OnUnavailable, Success};
+use super::policy::{OnInFlight, OnMismatch, OnMissingKey, OnUnavailable, Success};
 use crate::adapter::Payloads;
 use crate::adapter::contract::Fetch;
 use crate::error::{ConfigError, NOT_ZERO, check};
-use crate::key::{KeyExtractor, KeyPart};
+use crate::key::{KeyExtractor, KeyPart, LogIds};
 use crate::ledger::{AnyLedger, Calls, Times};
 use crate::observe::{DedupAnswer, Meters};
 use crate::replay::Replay;
@@ -57,7 +57,6 @@ pub(super) struct Config {
     pub(super) in_flight_status: StatusCode,
     pub(super) result_header: Option<HeaderName>,
     pub(super) require_verified: bool,
-    pub(super) log_ids: LogIds,
     /// The part of a payload that is compared.
     pub(super) compare_payload: Option<KeyPart>,
     pub(super) on_mismatch: OnMismatch,
@@ -74,7 +73,7 @@ impl Config {
         times.retention = times.retention.max(key.retention_floor.unwrap_or_default());
         let body_limit = BODY_LIMIT.max(key.max_body.unwrap_or_default());
         Self {
-            meters: Arc::new(Meters::new(&key.namespace, key.tried_once)),
+            meters: Arc::new(Meters::new(&key.namespace, key.tried_once, LogIds::default())),
             methods: key.methods.into(),
             key,
             body_limit,
@@ -92,7 +91,6 @@ impl Config {
             in_flight_status: StatusCode::SERVICE_UNAVAILABLE,
             result_header: Some(HeaderName::from_static("x-dedup-result")),
             require_verified: false,
-            log_ids: LogIds::default(),
             compare_payload: None,
             on_mismatch: OnMismatch::default(),
             replay: None,
@@ -164,7 +162,7 @@ impl Config {
         };
         // A response to be stored is read after the handler has returned.
         let after = if self.replay.is_some() { self.body_timeout } else { Duration::ZERO };
-        let mut calls = ledger.calls(&self.times, after);
+        let mut calls = ledger.calls(&self.times, after, &self.meters);
         (calls.terms.fetch, calls.terms.payloads) = (fetch, payloads.cloned());
         calls.replay.clone_from(&self.replay);
         if self.on_unavailable == OnUnavailable::FailOpen {

@@ -51,7 +51,7 @@ use crate::delivery::{Delivery, RetryAfterOfLayer, Verdict};
 use crate::error::StoreError;
 use crate::key::{DedupKey, Event, Keys, hex, sha256};
 use crate::ledger::{AnyLedger, Begin, Claim, HandlerSuccess, RunsWithoutKey, Settled};
-use crate::observe::{self, DedupAnswer, Outcome, Report, ShadowFields};
+use crate::observe::{self, DedupAnswer, Meters, Outcome, Report, ShadowFields};
 use crate::replay::{Replay, is_stream};
 use crate::run::{Admission, Called, call};
 
@@ -282,7 +282,9 @@ where
         self.report.age = verdict.age();
         let keys = &self.keys;
         if verdict.age().is_some() && LAST_PATHS.is_elsewhere(keys.first(), self.head.uri.path()) {
-            config.meters.handled_on_another_path(keys.first());
+            if config.meters.counts_other_path() {
+                observe::records::other_path(&config.meters, keys.first());
+            }
         }
         if let Judged::InShadow(_) = self.judged {
             self.judged = Judged::InShadow(Some(verdict));
@@ -320,7 +322,7 @@ where
         let Self { inner, head, body, keys, judged, .. } = self;
         let (config, report, judged) = (&self.layer.config, &mut self.report, *judged);
         let is_head = head.method == Method::HEAD;
-        extend(&mut head.extensions, keys, judged, delivery, &self.layer.ledger);
+        extend(&mut head.extensions, keys, judged, delivery, &self.layer.ledger, &config.meters);
         let (bound, replay) = match judged {
             Judged::Enforced => (config.times.handler_timeout, config.replay.as_deref()),
             Judged::InShadow(_) => (None, None),
@@ -413,6 +415,7 @@ fn extend(
     judged: Judged,
     delivery: Option<&Delivery>,
     ledger: &AnyLedger,
+    meters: &Arc<Meters>,
 ) {
     let delivery = match (judged, delivery) {
         (Judged::Enforced, None) => {
@@ -429,7 +432,7 @@ fn extend(
                 // The outer layer decides what runs, and its events are completed in the handler's transaction.
                 return;
             }
-            ledger.unenforced(keys.events(), verdict, claim)
+            ledger.unenforced(keys.events(), verdict, claim, meters)
         }
         (Judged::InShadow(_), _) => return,
     };
@@ -480,7 +483,7 @@ async fn store<ResBody: Body<Data = Bytes>, E>(
 ) -> Option<HandlerSuccess> {
     let Ok(Ok(response)) = &mut ended.1 else { return Some(HandlerSuccess::default()) };
     if is_stream(response.headers()) {
-        observe::records::response_not_stored(key, "its body is a stream");
+        observe::records::response_not_stored(&config.meters, key, "its body is a stream");
         return Some(HandlerSuccess::default());
     }
     let Some(body) = std::mem::take(response.body_mut()).into_inner() else {
@@ -502,7 +505,8 @@ async fn store<ResBody: Body<Data = Bytes>, E>(
     let stored = bytes.and_then(|bytes| {
         Ok(StoredResponse::new(response.status(), replay.select(response.headers())?, bytes))
     });
-    let stored = stored.inspect_err(|reason| observe::records::response_not_stored(key, reason));
+    let stored =
+        stored.inspect_err(|why| observe::records::response_not_stored(&config.meters, key, why));
     Some(HandlerSuccess { response: stored.ok().map(Arc::new) })
 }
 

@@ -52,7 +52,5 @@ pub(crate) use body::{BODY_LIMIT, BODY_TIMEOUT, Collect};
 pub use builder::DedupLayer;
 pub use handle::DedupHandle;
 pub use mode::Mode;
-pub use policy::{
-    Disposition, LogIds, OnInFlight, OnMismatch, OnMissingKey, OnUnavailable, Verified,
-};
+pub use policy::{Disposition, OnInFlight, OnMismatch, OnMissingKey, OnUnavailable, Verified};
 pub use service::{Dedup, ResponseFuture};

@@ -101,18 +101,6 @@ pub enum Disposition {
     Release,
 }
 
-/// How log records name an event.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-#[non_exhaustive]
-pub enum LogIds {
-    /// Log the id itself, with control characters escaped. Ids of some senders are personal data.
-    #[default]
-    Plain,
-    /// Log the first 16 hex digits of the id's SHA-256
-    /// ([`DedupKey::log_id`](crate::DedupKey::log_id)).
-    Hashed,
-}
-
 /// Marks a request whose signature was verified.
 ///
 /// A verifying layer outside the deduplicating one inserts it into the request's extensions;

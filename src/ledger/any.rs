@@ -22,7 +22,7 @@ use crate::adapter::contract::{CallTerms, DedupAdapter, Seen, Token};
 use crate::delivery::{Delivery, Inner, Verdict};
 use crate::error::{ConfigError, StoreError, StoreErrorKind, check};
 use crate::key::{Event, Keys, List};
-use crate::observe;
+use crate::observe::{self, Meters};
 
 /// How a delivery begins.
 #[derive(Debug)]
@@ -65,7 +65,7 @@ impl AnyLedger {
 
     /// Makes the calls of one delivery under these times. `after` is the bound on what follows the handler before the
     /// commit.
-    pub(crate) fn calls(&self, times: &Times, after: Duration) -> Calls {
+    pub(crate) fn calls(&self, times: &Times, after: Duration, meters: &Arc<Meters>) -> Calls {
         let Times { retention, lease, store_timeout: bound, handler_timeout } = *times;
         let mut terms = match self.0.permanent {
             Permanent::OnArrival => CallTerms::on_claim(Token::random(), retention),
@@ -77,7 +77,8 @@ impl AnyLedger {
         // No honest handler is ended by it. The setting of Postgres has 31 bits.
         let ms = |handler| i32::try_from(most(handler).as_millis()).unwrap_or(i32::MAX);
         terms.handler_bound_ms = handler_timeout.map_or(0, ms);
-        Calls { adapter: Arc::clone(&self.0.adapter), terms, replay: None, bound }
+        let (adapter, meters) = (Arc::clone(&self.0.adapter), Arc::clone(meters));
+        Calls { adapter, terms, meters, replay: None, bound }
     }
 
     /// Begins a delivery of these keys. Without a key, it returns [`Begin::WithoutKey`], and asks no store.
@@ -155,7 +156,7 @@ impl AnyLedger {
         };
         // A subscriber may panic: the claim exists before.
         if takeover {
-            observe::records::takeover(delivery.key(), attempt);
+            observe::records::takeover(&claims.calls.meters, delivery.key(), attempt);
         }
         Begin::First { claim, delivery, in_flight, mismatch }
     }
@@ -167,13 +168,14 @@ impl AnyLedger {
         events: &[Event],
         verdict: Verdict,
         claim: Option<&Delivery>,
+        meters: &Arc<Meters>,
     ) -> Delivery {
         let events = events.into();
         if self.0.permanent == Permanent::OnArrival {
             return Delivery::unenforced(events, verdict, claim, ());
         }
         // It holds nothing: its transaction is the handler's alone.
-        let held = Held::new(List::new(), self.calls(&Times::default(), Duration::ZERO));
+        let held = Held::new(List::new(), self.calls(&Times::default(), Duration::ZERO, meters));
         Delivery::unenforced(events, verdict, claim, held)
     }
 

@@ -18,7 +18,7 @@ use crate::adapter::contract::{
 };
 use crate::error::{StoreError, StoreErrorKind};
 use crate::key::{DedupKey, Event, List};
-use crate::observe::StoreSpan;
+use crate::observe::{Meters, StoreSpan};
 use crate::replay::Replay;
 
 /// The name of a call in metrics and spans, and the beginning of its error text. One pointer, because
@@ -32,6 +32,7 @@ pub(crate) struct Calls {
     /// The token exists before the first call, so that an unknown outcome can be released. With a duplicate note, the
     /// handler runs if the store does not reply.
     pub(crate) terms: CallTerms,
+    pub(crate) meters: Arc<Meters>,
     /// What of a response is stored, if the layer replays responses.
     pub(crate) replay: Option<Arc<Replay>>,
     /// The bound on one call.

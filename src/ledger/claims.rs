@@ -125,7 +125,8 @@ impl<'l> Claims<'l> {
 
     /// Resolves the replies.
     fn conclude(&mut self, answered: Vec<Answered>) -> Result<Resolution, StoreError> {
-        let mut resolution = resolve(&answered, &self.calls.terms);
+        let Calls { terms, meters, .. } = &self.calls;
+        let mut resolution = resolve(&answered, terms, meters);
         (self.held, self.asked) = (take(&mut resolution.release), List::new());
         let failed = error(&answered).filter(|_| resolution.new.is_empty());
         let Some(error) = failed else { return Ok(resolution) };
@@ -134,7 +135,7 @@ impl<'l> Claims<'l> {
         }
         self.held.clear();
         let events = answered.into_iter().map(|answered| answered.event).collect();
-        Ok(Resolution::unprotected(events, &error))
+        Ok(Resolution::unprotected(events, &error, &self.calls.meters))
     }
 
     /// Releases the keys. The release continues in the background if it fails, or if this future is dropped.

@@ -95,16 +95,17 @@ impl Held {
 
     /// Keeps what the layer stores of this response. It stores none of a delivery of several events.
     pub(super) fn set_response(&self, response: &StoredResponse) {
-        let Calls { replay, terms, .. } = &self.calls;
+        let Calls { replay, terms, meters, .. } = &self.calls;
         let Some(replay) = replay.as_ref().filter(|_| terms.fetch() == Fetch::DigestAndResponse)
         else {
             return;
         };
         match replay.store(response) {
             Ok(stored) => drop(self.response.set(Arc::new(stored))),
-            Err(reason) => {
-                self.keys.iter().for_each(|key| observe::records::response_not_stored(key, reason))
-            }
+            Err(reason) => self
+                .keys
+                .iter()
+                .for_each(|key| observe::records::response_not_stored(meters, key, reason)),
         }
     }
 
@@ -143,7 +144,8 @@ pub(super) fn report(
     // A delivery that ran unprotected has claimed nothing.
     if !lease.is_unprotected() {
         let missing = with_reply(keys, replies, CompleteReply::Inserted);
-        missing.for_each(observe::records::claim_missing);
+        let meters = &lease.of_ledger.calls.meters;
+        missing.for_each(|key| observe::records::claim_missing(meters, key));
     }
     lease.report_lost(with_reply(keys, replies, CompleteReply::LeaseLost));
 }
@@ -164,7 +166,7 @@ impl HeldLease {
     pub(super) fn report_lost<'k>(&self, keys: impl Iterator<Item = &'k DedupKey>) {
         let mut keys = keys.peekable();
         if keys.peek().is_some() && self.mark_lease_lost() {
-            keys.for_each(observe::records::lease_lost);
+            keys.for_each(|key| observe::records::lease_lost(&self.of_ledger.calls.meters, key));
         }
     }
 }

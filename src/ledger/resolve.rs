@@ -25,7 +25,7 @@ use std::collections::HashSet;
 use crate::adapter::contract::{CallTerms, ClaimReply, Fetch, Seen};
 use crate::error::{StoreError, StoreErrorKind};
 use crate::key::{DedupKey, Event, Keys, List};
-use crate::observe;
+use crate::observe::{self, Meters};
 
 /// The reply of the store for one key, or what this process knows of the key. After an error of unknown outcome, the
 /// key may be held.
@@ -140,16 +140,16 @@ pub(super) struct Resolution {
 
 impl Resolution {
     /// Lets the events run although the store has not replied.
-    pub(super) fn unprotected(new: List<Event>, error: &StoreError) -> Self {
+    pub(super) fn unprotected(new: List<Event>, error: &StoreError, meters: &Meters) -> Self {
         if let Some(event) = new.first() {
-            observe::records::unprotected(event.key(), error);
+            observe::records::unprotected(meters, event.key(), error);
         }
         let held = identities(&new);
         Self { new, held, attempt: 1, is_unprotected: true, ..Self::default() }
     }
 
     /// Notes the replies for an event.
-    fn add(&mut self, answered: &Answered, terms: &CallTerms) {
+    fn add(&mut self, answered: &Answered, terms: &CallTerms, meters: &Meters) {
         use ClaimReply::{Duplicate, First};
         let event = &answered.event;
         match (&answered.key, &answered.second) {
@@ -163,9 +163,11 @@ impl Resolution {
                 }
                 return;
             }
-            (Some(Ok(Duplicate(seen))), _) => self.add_duplicate(event, event.key(), seen, terms),
+            (Some(Ok(Duplicate(seen))), _) => {
+                self.add_duplicate(event, event.key(), seen, (terms, meters))
+            }
             (_, Some(Ok(Duplicate(seen)))) => {
-                self.add_duplicate(event, first_identity(event), seen, terms);
+                self.add_duplicate(event, first_identity(event), seen, (terms, meters));
             }
             _ => self.in_flight = true,
         }
@@ -178,11 +180,17 @@ impl Resolution {
     }
 
     /// Notes that an identity of `event` is complete.
-    fn add_duplicate(&mut self, event: &Event, by: &DedupKey, seen: &Seen, terms: &CallTerms) {
+    fn add_duplicate(
+        &mut self,
+        event: &Event,
+        by: &DedupKey,
+        seen: &Seen,
+        (terms, meters): (&CallTerms, &Meters),
+    ) {
         if by == event.key() {
             if is_mismatch(by, seen, terms) {
                 self.mismatch = true;
-                observe::records::mismatch(by);
+                observe::records::mismatch(meters, by);
             }
         } else if named_key(seen).is_some_and(|named| named != event.key().sha256()) {
             let report = if event.alias().is_some() {
@@ -190,7 +198,7 @@ impl Resolution {
             } else {
                 observe::records::same_body
             };
-            report(event.key(), by);
+            report(meters, event.key(), by);
         }
         // A response answers a delivery of one event.
         let replays = terms.fetch() == Fetch::DigestAndResponse;
@@ -200,10 +208,10 @@ impl Resolution {
 }
 
 /// Resolves the replies.
-pub(super) fn resolve(answered: &[Answered], terms: &CallTerms) -> Resolution {
+pub(super) fn resolve(answered: &[Answered], terms: &CallTerms, meters: &Meters) -> Resolution {
     let mut resolution = Resolution::default();
     for event in answered {
-        resolution.add(event, terms);
+        resolution.add(event, terms, meters);
     }
     resolution.held.sort_unstable();
     resolution.release.sort_unstable();
@@ -224,6 +232,7 @@ mod tests {
 
     use super::*;
     use crate::adapter::contract::{StoredData, StoredResponse};
+    use crate::key::LogIds;
 
     fn key(id: &str) -> DedupKey {
         DedupKey::new("n", id).unwrap()
@@ -252,6 +261,10 @@ mod tests {
     /// A second identity that is complete for this key.
     fn complete_for(id: &str) -> ClaimReply {
         complete(Some(key(id).sha256()), None)
+    }
+
+    fn meters() -> Meters {
+        Meters::new(&"n".into(), false, LogIds::Plain)
     }
 
     fn terms() -> CallTerms {
@@ -288,7 +301,7 @@ mod tests {
         for at in [0, 3] {
             answered[at].key = Some(Ok(FIRST));
         }
-        let resolution = resolve(&answered, &terms());
+        let resolution = resolve(&answered, &terms(), &meters());
         assert_eq!(*resolution.new, ["a+s", "d+v", "f"].map(event));
         assert_eq!(*resolution.held, ["a", "d", "f", "s"].map(key));
         assert!(resolution.in_flight && resolution.duplicate.is_some());
@@ -322,7 +335,7 @@ mod tests {
             let mut answered = Answered::first(event("a+s"), Ok(second));
             answered.key = key.map(Ok);
             let answered = [answered];
-            let resolution = resolve(&answered, &terms());
+            let resolution = resolve(&answered, &terms(), &meters());
             assert!(resolution.new.is_empty() && resolution.held.is_empty());
             let found = (resolution.in_flight, resolution.duplicate.is_none());
             assert_eq!(found, (is_in_flight, is_in_flight), "{answered:?}");
@@ -339,7 +352,7 @@ mod tests {
         let terms = terms().with_payloads([(key("a"), [2; 32])]);
         for fetch in [Fetch::Nothing, Fetch::Digest, Fetch::DigestAndResponse] {
             let terms = terms.clone().with_fetch(fetch);
-            let resolution = resolve(&answered, &terms);
+            let resolution = resolve(&answered, &terms, &meters());
             assert!(resolution.mismatch);
             let stored = resolution.duplicate.unwrap().stored;
             assert_eq!(stored.is_some(), fetch == Fetch::DigestAndResponse);

@@ -14,7 +14,7 @@ use super::held::{HeldLease, report};
 use super::times::delays;
 use crate::error::{StoreError, StoreErrorKind};
 use crate::key::{DedupKey, List};
-use crate::observe;
+use crate::observe::{self, Meters};
 
 const FIRST_DELAY: Duration = Duration::from_millis(50);
 const LONGEST_DELAY: Duration = Duration::from_secs(5);
@@ -59,7 +59,7 @@ pub(super) enum Write {
 
 impl RetryJob {
     /// Returns the name of the calls in logs and metrics, and the record of their success.
-    fn operation(&self) -> (&'static str, fn(&DedupKey)) {
+    fn operation(&self) -> (&'static str, fn(&Meters, &DedupKey)) {
         match self.write {
             Write::Claim => ("claim", observe::records::background_claimed),
             Write::Complete(_) => ("complete", observe::records::background_completed),
@@ -136,9 +136,9 @@ impl Background {
         let slot = slot.or_else(|| Arc::clone(slots).try_acquire_owned().ok());
         let runtime = Handle::try_current();
         let (Some(slot), Ok(runtime)) = (slot, runtime) else {
-            return observe::records::background_refused(key, operation);
+            return observe::records::background_refused(&job.calls.meters, key, operation);
         };
-        let pending = observe::pending_write(key);
+        let pending = job.calls.meters.pending_write();
         let task = async move {
             let end = Instant::now() + BOUND;
             let mut delays = delays(FIRST_DELAY, LONGEST_DELAY, 2.0);
@@ -150,9 +150,12 @@ impl Background {
                 }
                 tokio::time::sleep(delays.next().unwrap_or(LONGEST_DELAY).min(left)).await;
             };
+            let (meters, key) = (&job.calls.meters, &job.keys[0]);
             match failed {
-                None => report_done(&job.keys[0]),
-                Some(error) => observe::records::background_failed(&job.keys[0], operation, &error),
+                None => report_done(meters, key),
+                Some(error) => {
+                    observe::records::background_failed(meters, key, operation, &error);
+                }
             }
             drop((guard, slot, pending));
         };

@@ -63,7 +63,7 @@ impl Report {
                 target: "tower_dedup",
                 "delivery",
                 namespace = &*namespace(events.first(), meters),
-                id = events.first().map(|event| event.key().shown_id()).as_deref(),
+                id = events.first().map(|event| event.key().shown_id(meters.log_ids)).as_deref(),
                 outcome = Empty,
                 attempt = Empty,
                 mode = Empty,
@@ -84,7 +84,7 @@ impl Report {
         if let Some(shadow) = &self.shadow {
             span.record("mode", "shadow");
             span.record("verdict", shadow.verdict);
-            let namespace = meters.namespace.to_string();
+            let namespace = meters.label();
             count!("tower_dedup_shadow_total", "namespace" => namespace, "verdict" => shadow.verdict);
         }
         let first = events.first();
@@ -99,7 +99,7 @@ impl Report {
                     tracing::Level::$level,
                     outcome = outcome.as_str(),
                     namespace = &*namespace(first, meters),
-                    id = first.map(|event| event.key().shown_id()).as_deref(),
+                    id = first.map(|event| event.key().shown_id(meters.log_ids)).as_deref(),
                     event_type = first.and_then(Event::event_type),
                     keys = events.len(),
                     attempt = self.attempt.map(|(attempt, ..)| attempt),
@@ -156,7 +156,7 @@ pub(crate) struct RunReport {
 
 impl RunReport {
     pub(crate) fn start(meters: Arc<Meters>, event: &Event) -> Self {
-        let keys = Keys::from(event.clone()).without_payloads().counted_as(meters.counted_as);
+        let keys = Keys::from(event.clone()).without_payloads();
         let mut fields = Report::started_now();
         fields.open_span(keys.events(), &meters);
         Self { fields, keys, outcome: None, _running: meters.running(), meters }

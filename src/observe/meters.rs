@@ -10,8 +10,7 @@ use std::time::{Duration, Instant};
 
 #[cfg(feature = "metrics")]
 use super::endings::Outcome;
-use super::records;
-use crate::key::{CountedAs, DedupKey};
+use crate::key::LogIds;
 
 /// The metrics' keys of one layer, or of one namespace of a deduplicator.
 ///
@@ -19,8 +18,8 @@ use crate::key::{CountedAs, DedupKey};
 /// counting. The recorder is looked up each time, because it may be installed late.
 pub(crate) struct Meters {
     pub(super) namespace: Arc<str>,
-    /// `namespace`, for the counters that know a key only.
-    pub(crate) counted_as: CountedAs,
+    /// How log records name the ids of the keys.
+    pub(super) log_ids: LogIds,
     /// The sender does not deliver again after a response.
     pub(super) is_tried_once: bool,
     /// `true` once `nested layers` was logged.
@@ -48,10 +47,10 @@ static METADATA: metrics::Metadata<'_> =
     metrics::Metadata::new(module_path!(), metrics::Level::INFO, Some(module_path!()));
 
 impl Meters {
-    pub(crate) fn new(namespace: &Arc<str>, is_tried_once: bool) -> Self {
+    pub(crate) fn new(namespace: &Arc<str>, is_tried_once: bool, log_ids: LogIds) -> Self {
         Self {
             namespace: Arc::clone(namespace),
-            counted_as: CountedAs::new(namespace),
+            log_ids,
             is_tried_once,
             logged_nested: AtomicBool::new(false),
             logged_other_path: Mutex::default(),
@@ -68,25 +67,22 @@ impl Meters {
         }
     }
 
-    /// Reports that an outer layer already runs a request. Logs once, because every request of this
-    /// layer is concerned.
-    pub(crate) fn nested(&self) {
-        if !self.logged_nested.swap(true, Ordering::Relaxed) {
-            records::nested(&self.namespace);
-        }
+    /// Returns `true` the first time. Every request of a layer within a layer of the same keys is concerned.
+    pub(crate) fn is_first_nested(&self) -> bool {
+        !self.logged_nested.swap(true, Ordering::Relaxed)
     }
 
-    /// Reports a duplicate that came on another path than the path on which its event was handled.
-    pub(crate) fn handled_on_another_path(&self, key: &DedupKey) {
+    /// Counts a duplicate that came on another path than the path on which its event was handled. Returns `true` if a
+    /// record is due.
+    pub(crate) fn counts_other_path(&self) -> bool {
         const PAUSE: Duration = Duration::from_secs(60);
-        count!("tower_dedup_other_path_total", "namespace" => self.namespace.to_string());
+        count!("tower_dedup_other_path_total", "namespace" => self.label());
         let mut logged = self.logged_other_path.lock().unwrap_or_else(PoisonError::into_inner);
-        if logged.is_none_or(|logged| logged.elapsed() >= PAUSE) {
+        let is_due = logged.is_none_or(|logged| logged.elapsed() >= PAUSE);
+        if is_due {
             *logged = Some(Instant::now());
-            // A subscriber is foreign code.
-            drop(logged);
-            records::other_path(key);
         }
+        is_due
     }
 
     /// Counts a delivery as running until the returned guard is dropped.
@@ -103,6 +99,23 @@ impl Meters {
             #[cfg(feature = "metrics")]
             gauge: counting(&self.keys.waiting),
         }
+    }
+
+    /// Counts a store call that outlives its delivery as pending until the returned guard is dropped.
+    pub(crate) fn pending_write(&self) -> Counted {
+        Counted {
+            #[cfg(feature = "metrics")]
+            gauge: counting(&key("tower_dedup_pending_writes", &self.namespace, None)),
+        }
+    }
+
+    pub(crate) fn namespace(&self) -> &str {
+        &self.namespace
+    }
+
+    /// Returns the namespace as a label of a metric.
+    pub(super) fn label(&self) -> String {
+        self.namespace.to_string()
     }
 
     /// Counts a delivery that has ended.
@@ -169,7 +182,7 @@ impl MetersByNamespace {
             return Arc::clone(meters);
         }
         let namespace = Arc::from(namespace);
-        let meters = Arc::new(Meters::new(&namespace, false));
+        let meters = Arc::new(Meters::new(&namespace, false, LogIds::Plain));
         known.insert(namespace, Arc::clone(&meters));
         meters
     }
@@ -192,14 +205,5 @@ impl Drop for Counted {
     fn drop(&mut self) {
         #[cfg(feature = "metrics")]
         self.gauge.decrement(1.0);
-    }
-}
-
-/// Counts a store call that outlives its delivery as pending until the returned guard is dropped.
-#[cfg_attr(not(feature = "metrics"), expect(unused_variables, reason = "metrics only"))]
-pub(crate) fn pending_write(of: &DedupKey) -> Counted {
-    Counted {
-        #[cfg(feature = "metrics")]
-        gauge: counting(&key("tower_dedup_pending_writes", &of.counted_namespace().into(), None)),
     }
 }

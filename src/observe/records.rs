@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
+use super::meters::Meters;
 use crate::error::StoreError;
 use crate::key::{DedupKey, escaped};
 
 /// Defines a function for each record, from its level, and the macro `record_rows`: the rows of their documentation.
 /// The comment above a record adds to its message there.
 ///
-/// `key;` before a message names the event: the record has the fields `namespace` and `id`. `count` has the
+/// `meters key;` before a message names the event: the record has the fields `namespace` and `id`. `count` has the
 /// counter that a call increases too.
 macro_rules! records {
     ($(
@@ -16,7 +17,7 @@ macro_rules! records {
         $(#[cfg($feature:meta)])?
         $(#[count($($count:tt)+)])?
         $level:ident $name:ident($($parameters:tt)*) {
-            $($key:ident;)? $message:literal $(, $($fields:tt)+)?
+            $($meters:ident $key:ident;)? $message:literal $(, $($fields:tt)+)?
         }
     )+) => {
         $(
@@ -25,7 +26,7 @@ macro_rules! records {
                 $(count!($($count)+);)?
                 tracing::$level!(
                     target: "tower_dedup",
-                    $(namespace = &*$key.shown_namespace(), id = &*$key.shown_id(),)?
+                    $(namespace = &*$key.shown_namespace(), id = &*$key.shown_id($meters.log_ids),)?
                     $($($fields)+,)?
                     $message
                 );
@@ -39,56 +40,56 @@ macro_rules! records {
 }
 
 records! {
-    #[count("tower_dedup_leases_lost_total", "namespace" => key.counted_namespace())]
-    warn lease_lost(key: &DedupKey) {
-        key; "lease lost: another handler may have run this event too"
+    #[count("tower_dedup_leases_lost_total", "namespace" => meters.label())]
+    warn lease_lost(meters: &Meters, key: &DedupKey) {
+        meters key; "lease lost: another handler may have run this event too"
     }
 
-    #[count("tower_dedup_takeovers_total", "namespace" => key.counted_namespace())]
-    warn takeover(key: &DedupKey, attempt: u32) {
-        key; "takeover: an earlier handler of this event died or lost its lease", attempt
+    #[count("tower_dedup_takeovers_total", "namespace" => meters.label())]
+    warn takeover(meters: &Meters, key: &DedupKey, attempt: u32) {
+        meters key; "takeover: an earlier handler of this event died or lost its lease", attempt
     }
 
     /// the handler runs all the same
-    #[count("tower_dedup_unprotected_total", "namespace" => key.counted_namespace())]
-    warn unprotected(key: &DedupKey, error: &StoreError) {
-        key; "running unprotected: the store did not reply", error = chain(error)
+    #[count("tower_dedup_unprotected_total", "namespace" => meters.label())]
+    warn unprotected(meters: &Meters, key: &DedupKey, error: &StoreError) {
+        meters key; "running unprotected: the store did not reply", error = chain(error)
     }
 
     /// once a minute at most
-    error other_path(key: &DedupKey) {
-        key; "handled on another path: this event is a duplicate here, and only a layer in shadow runs \
+    error other_path(meters: &Meters, key: &DedupKey) {
+        meters key; "handled on another path: this event is a duplicate here, and only a layer in shadow runs \
         this path's handler; give each route that has to see it a namespace of its own"
     }
 
     /// the event is a duplicate by its [content identity](crate::KeyExtractor::content_identity) only: a replay
     /// under another id, or two events with the same bytes. `by_namespace` and `by_id` are that identity
-    warn same_body(key: &DedupKey, by: &DedupKey) {
-        key; "same body: it was handled under another id, and this id stays free",
-        by_namespace = &*by.shown_namespace(), by_id = &*by.shown_id()
+    warn same_body(meters: &Meters, key: &DedupKey, by: &DedupKey) {
+        meters key; "same body: it was handled under another id, and this id stays free",
+        by_namespace = &*by.shown_namespace(), by_id = &*by.shown_id(meters.log_ids)
     }
 
     /// the event is a duplicate by its [second identity](crate::KeyExtractor::alias) only, which
     /// `by_namespace` and `by_id` are
-    info same_event(key: &DedupKey, by: &DedupKey) {
-        key; "same event: it was handled under another id, and this id stays free",
-        by_namespace = &*by.shown_namespace(), by_id = &*by.shown_id()
+    info same_event(meters: &Meters, key: &DedupKey, by: &DedupKey) {
+        meters key; "same event: it was handled under another id, and this id stays free",
+        by_namespace = &*by.shown_namespace(), by_id = &*by.shown_id(meters.log_ids)
     }
 
-    #[count("tower_dedup_mismatches_total", "namespace" => key.counted_namespace())]
-    warn mismatch(key: &DedupKey) {
-        key; "payload mismatch: this event was handled with another payload"
+    #[count("tower_dedup_mismatches_total", "namespace" => meters.label())]
+    warn mismatch(meters: &Meters, key: &DedupKey) {
+        meters key; "payload mismatch: this event was handled with another payload"
     }
 
-    #[count("tower_dedup_responses_not_stored_total", "namespace" => key.counted_namespace())]
-    warn response_not_stored(key: &DedupKey, why: &'static str) {
-        key; "response not stored: duplicates of this event get an empty response", why
+    #[count("tower_dedup_responses_not_stored_total", "namespace" => meters.label())]
+    warn response_not_stored(meters: &Meters, key: &DedupKey, why: &'static str) {
+        meters key; "response not stored: duplicates of this event get an empty response", why
     }
 
     /// a handler succeeded, and the row of its claim was gone; `kind` is `missing`
     #[count("tower_dedup_store_losses_total", "kind" => "missing")]
-    error claim_missing(key: &DedupKey) {
-        key; "the store lost a claim: another handler may have run this event too", kind = "missing"
+    error claim_missing(meters: &Meters, key: &DedupKey) {
+        meters key; "the store lost a claim: another handler may have run this event too", kind = "missing"
     }
 
     /// [`set_mode`](crate::DedupHandle::set_mode) was called; `from` and `to` are the modes
@@ -158,33 +159,33 @@ records! {
 
     /// the key is complete: the store call succeeded after its delivery had ended
     #[count("tower_dedup_background_total", "operation" => "complete", "result" => "ok")]
-    info background_completed(key: &DedupKey) {
-        key; "completed in the background", operation = "complete"
+    info background_completed(meters: &Meters, key: &DedupKey) {
+        meters key; "completed in the background", operation = "complete"
     }
 
     /// such a call, of an event that did not run or whose handler failed: the next delivery runs
     #[count("tower_dedup_background_total", "operation" => "release", "result" => "ok")]
-    info background_released(key: &DedupKey) {
-        key; "released in the background", operation = "release"
+    info background_released(meters: &Meters, key: &DedupKey) {
+        meters key; "released in the background", operation = "release"
     }
 
     /// such a call, of an event that ran unprotected on arrival: the key is complete
     #[count("tower_dedup_background_total", "operation" => "claim", "result" => "ok")]
-    info background_claimed(key: &DedupKey) {
-        key; "claimed in the background", operation = "claim"
+    info background_claimed(meters: &Meters, key: &DedupKey) {
+        meters key; "claimed in the background", operation = "claim"
     }
 
     /// such a call never succeeded, or the store has no releases; `error` is the last
     /// one
     #[count("tower_dedup_background_total", "operation" => operation, "result" => "gave_up")]
-    error background_failed(key: &DedupKey, operation: &'static str, error: &StoreError) {
-        key; "gave up in the background", operation, error = chain(error)
+    error background_failed(meters: &Meters, key: &DedupKey, operation: &'static str, error: &StoreError) {
+        meters key; "gave up in the background", operation, error = chain(error)
     }
 
     /// such a call was not started
     #[count("tower_dedup_background_total", "operation" => operation, "result" => "refused")]
-    error background_refused(key: &DedupKey, operation: &'static str) {
-        key; "gave up at once: too many calls are pending in the background, or the runtime has ended", operation
+    error background_refused(meters: &Meters, key: &DedupKey, operation: &'static str) {
+        meters key; "gave up at once: too many calls are pending in the background, or the runtime has ended", operation
     }
 
     /// expired keys were deleted

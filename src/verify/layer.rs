@@ -23,8 +23,8 @@ use tower_service::Service;
 use super::error::Refusal;
 use super::verifier::Verifier;
 use crate::error::{BoxError, ConfigError, NOT_ZERO, check, valid};
-use crate::key::{RequestRef, escaped};
-use crate::layer::{BODY_LIMIT, BODY_TIMEOUT, Collect, LogIds, Verified};
+use crate::key::{LogIds, RequestRef, escaped};
+use crate::layer::{BODY_LIMIT, BODY_TIMEOUT, Collect, Verified};
 use crate::observe;
 use crate::provider::Preset;
 
@@ -310,10 +310,7 @@ impl VerifyLayer {
     fn unverified_id(&self, sender: &Preset, head: &Parts, body: &Bytes) -> Option<String> {
         let body = if body.len() > CLAIM_LIMIT { &Bytes::new() } else { body };
         let key = sender.extractor().read_first(&RequestRef::new(head, body))?;
-        Some(match self.log_ids {
-            LogIds::Plain => key.shown_id().into_owned(),
-            LogIds::Hashed => key.log_id(),
-        })
+        Some(key.shown_id(self.log_ids).into_owned())
     }
 }
 

@@ -9,7 +9,7 @@ use tower_dedup::adapter::MemoryAdapter;
 use tower_dedup::adapter::inspect::MaintenanceAdapter;
 use tower_dedup::key::{self, Event, Extracted};
 use tower_dedup::testing::Fault;
-use tower_dedup::{DedupKey, DedupLayer, KeyExtractor, Mode, OnMismatch, OnUnavailable};
+use tower_dedup::{DedupKey, DedupLayer, KeyExtractor, Mode, OnMismatch};
 
 use support::ledgers::Setup;
 use support::log::Log;
@@ -153,8 +153,6 @@ async fn duplicate_by_one_of_two_identities_is_logged() {
             "WARN",
             Some(("test.body", old)),
         ),
-        // The body of a handshake belongs to no id.
-        (with_handshakes(), ping("ping"), event("ping-1", "ping"), body, "WARN", None),
         // Another name of the event is the sender's own.
         (
             with_alias(),
