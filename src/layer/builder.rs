@@ -462,7 +462,7 @@ impl<L: Ledger, B> DedupLayer<L, B> {
     /// attempt counter or a time into the body (see [`provider`](crate::provider)). In a
     /// multi-event delivery, `part` is read from each event's
     /// [own bytes](crate::key::Event::with_payload). The SHA-256 of `part` is stored with the key. A
-    /// value that is absent or null differs from every other value; inside an [`and`](KeyPart::and), it is an empty
+    /// value that is absent, null or blank differs from every other value; inside an [`and`](KeyPart::and), it is an empty
     /// part. A delivery whose `part` is malformed is answered 400. An
     /// amount with a fraction is malformed for [`json`](crate::key::json): read it by a closure.
     ///

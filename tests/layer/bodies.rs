@@ -122,22 +122,33 @@ async fn malformed_and_missing_ids_are_400_and_claim_nothing() {
         }
         request
     };
-    let bad: &[&[&[u8]]] =
-        &[&[], &[b""], &[b"  \t "], &[b"a", b"a"], &[b"a", b"b"], &[b"\xff\xfe"], &[b"caf\xe9"]];
+    let blank: &[&[&[u8]]] = &[&[b""], &[b"  \t "]];
+    let bad: &[&[&[u8]]] = &[&[b"a", b"a"], &[b"a", b"b"], &[b"\xff\xfe"], &[b"caf\xe9"]];
     // The policy for missing keys does not apply to malformed keys.
     let pass = DedupLayer::new(by_header(), Arc::clone(&adapter));
     let pass = pass.on_missing_key(OnMissingKey::PassThrough).layer(handler.service());
     let digest = key::header("webhook-id").or(key::body_digest()).namespace("test");
     let digest = DedupLayer::new(digest, Arc::clone(&adapter)).layer(handler.service());
-    for (at, values) in bad.iter().enumerate() {
-        let services = [&service, &pass, &digest];
-        // A blank id is missing where an alternative follows.
-        for service in &services[..[1, 2, 2].get(at).copied().unwrap_or(3)] {
+    let services = [&service, &pass, &digest];
+    let refused = async |count: usize, values: &[&[u8]]| {
+        for service in &services[..count] {
             let answer = send(*service, with(values)).await;
             assert_eq!(answered(&answer), (400, Some("invalid-key")), "{values:?}");
         }
+    };
+    refused(1, &[]).await;
+    for values in blank {
+        refused(2, values).await;
+    }
+    for values in bad {
+        refused(3, values).await;
     }
     assert_eq!((rows(&adapter).await, handler.runs()), (0, 0));
+    // Before an alternative, a blank value is a missing one.
+    for (values, answer) in blank.iter().zip([(200, None), (200, Some("duplicate"))]) {
+        assert_eq!(answered(&send(&digest, with(values)).await), answer);
+    }
+    assert_eq!((rows(&adapter).await, handler.runs()), (1, 1));
     // Ten kilobytes are long, but not malformed.
     let long = "i".repeat(10_000);
     assert_eq!(send(&service, with(&[long.as_bytes()])).await.status(), 200);
@@ -279,6 +290,6 @@ async fn answers_of_the_layer_are_configurable() {
     let again = send(&service, request("a")).await;
     assert_eq!(answered(&again), (202, None));
     assert!(again.headers().is_empty(), "{:?}", again.headers());
-    drop(layer.max_running(0));
-    assert_eq!(send(&service, request("b")).await.headers()["retry-after"], "9");
+    let none = layer.max_running(0).layer(handler.service());
+    assert_eq!(send(&none, request("b")).await.headers()["retry-after"], "9");
 }

@@ -126,10 +126,13 @@ async fn only_the_named_parts_are_compared() {
     let amount = || key::json("/amount");
     let named = [r#"{"amount":5,"n":1}"#, r#"{"n":2,"amount":5}"#, r#"{"amount":6,"n":3}"#];
     let absent = ["{}", r#"{"amount":null}"#, r#"{"amount":7}"#];
+    let blank = [r#"{"amount":""}"#, r#"{"amount":" "}"#, r#"{"amount":7}"#];
     for (part, bodies) in [
         (amount().and(key::json("/currency").optional()), named),
         (amount(), absent),
         (key::header("x-none").or(amount()), absent),
+        (amount(), blank),
+        (amount().and(key::json("/currency")), blank),
     ] {
         let handler = Handler::default();
         let service = DedupLayer::new(by_header(), MemoryAdapter::new())

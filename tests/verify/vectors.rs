@@ -42,7 +42,7 @@ const IN_SECONDS: &[tower_dedup::verify::Part] = &[Item("t="), Text("."), BODY];
 /// Sanity.
 const URL_SAFE: Scheme =
     Scheme::hmac_sha256("x-signature", IN_MILLIS).separated_by(&[',']).prefix("v1=").base64();
-/// WorkOS.
+/// `WorkOS`.
 const MILLIS: Scheme =
     Scheme::hmac_sha256("x-signature", IN_MILLIS).separated_by(&[',', ' ']).prefix("v1=");
 /// Persona, while its secret changes.
