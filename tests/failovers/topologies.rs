@@ -90,7 +90,7 @@ async fn sentinels_have_a_password_of_their_own() {
         .set_client_to_sentinel_password("secret")
         .build()
         .unwrap();
-    let adapter = RedisAdapter::with_options(client, options()).unwrap();
+    let adapter = RedisAdapter::with_options(client, options());
     assert_eq!(attempt(claim(&adapter, "a", &terms()).await), 1);
 }
 

@@ -329,6 +329,23 @@ async fn refusal_stays_the_error_of_a_call_that_waits_for_another_connection() {
     assert!(refused > 2, "{refused}");
 }
 
+#[tokio::test]
+async fn invalid_option_is_the_error_of_every_call() {
+    // No server is asked.
+    let client = redis::Client::open("redis://127.0.0.1:1").unwrap();
+    let adapter = RedisAdapter::with_options(client, RedisOptions::new().prefix(""));
+    for error in [
+        claim(&adapter, "a", &terms()).await.unwrap_err(),
+        adapter.release(&dedup_key("a"), &terms()).await.unwrap_err(),
+        adapter.get(&dedup_key("a")).await.unwrap_err(),
+        adapter.list(&ListFilter::default(), None, 1).await.unwrap_err(),
+        adapter.stats().await.unwrap_err(),
+    ] {
+        assert_eq!(error.kind(), StoreErrorKind::Config, "{error:?}");
+        assert!(config_error(&error).to_string().starts_with("`prefix` must be"), "{error:?}");
+    }
+}
+
 const EVICTS: &str = "the Redis server evicts keys";
 
 #[tokio::test]
@@ -337,7 +354,7 @@ async fn server_that_evicts_is_refused_unless_it_is_accepted_by_name() {
     assert!(refused(&server.url()).await.to_string().contains(EVICTS));
     // The server of the user's client is checked before the first call.
     let client = redis::Client::open(server.url()).unwrap();
-    let users = RedisAdapter::with_options(client, options()).unwrap();
+    let users = RedisAdapter::with_options(client, options());
     let error = claim(&users, "a", &terms()).await.unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::Refused);
     assert!(config_error(&error).to_string().contains(EVICTS));
@@ -450,7 +467,7 @@ async fn call_that_waits_for_a_connection_is_refused_once_its_adapter_is_closed(
 async fn client_of_the_user_connects_again() {
     let server = Server::start();
     let client = redis::Client::open(server.url()).unwrap();
-    let adapter = RedisAdapter::with_options(client, options()).unwrap();
+    let adapter = RedisAdapter::with_options(client, options());
     for id in ["a", "b"] {
         assert_eq!(attempt(claim(&adapter, id, &terms()).await), 1);
         disconnect(&server);

@@ -138,6 +138,17 @@ impl PostgresOptions {
         Self { transaction_idle_timeout: timeout.into(), ..self }
     }
 
+    /// Returns these options, if each is valid.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError`] for the first option with an invalid value. Without this call, it is the error of every call to the
+    /// store.
+    pub fn checked(self) -> Result<Self, ConfigError> {
+        self.check()?;
+        Ok(self)
+    }
+
     pub(super) fn check(&self) -> Result<(), ConfigError> {
         self.sql.check()?;
         self.schema.as_deref().map_or(Ok(()), |schema| check_name("schema", schema))?;

@@ -70,7 +70,7 @@ impl RedisAdapter {
         let mut endpoint = Endpoint::read(url)?;
         let prefix = endpoint.prefix.take();
         let options = RedisOptions { prefix: prefix.unwrap_or(options.prefix), ..options };
-        let adapter = Self::with_options(RedisClient::of_url(endpoint)?, options)?;
+        let adapter = Self::with_options(RedisClient::of_url(endpoint)?, options.checked()?);
         // Tries once.
         match adapter.0.live(true).await {
             Ok(_) => Ok(adapter),
@@ -88,16 +88,11 @@ impl RedisAdapter {
         Self(Slot::new(client.into(), RedisOptions::new()))
     }
 
-    /// Returns an adapter over a client of yours, with these options.
-    ///
-    /// # Errors
-    ///
-    /// [`StoreErrorKind::Config`](crate::StoreErrorKind::Config) for an option that is not valid.
-    pub fn with_options(
-        client: impl Into<RedisClient>,
-        options: RedisOptions,
-    ) -> Result<Self, StoreError> {
-        Ok(Self(Slot::new(client.into(), options.checked()?)))
+    /// Returns an adapter over a client of yours, with these options. An invalid option is the error
+    /// ([`StoreErrorKind::Config`](crate::StoreErrorKind::Config)) of every call.
+    #[must_use]
+    pub fn with_options(client: impl Into<RedisClient>, options: RedisOptions) -> Self {
+        Self(Slot::new(client.into(), options))
     }
 
     /// Sends a command without a key to every primary. Returns the address and the reply of each.

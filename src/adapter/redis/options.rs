@@ -100,7 +100,17 @@ impl RedisOptions {
     }
 
     /// Returns these options, if each is valid and they fit together.
-    pub(super) fn checked(self) -> Result<Self, ConfigError> {
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError`] for the first option with an invalid value. Without this call, it is the error of every call to the
+    /// store.
+    pub fn checked(self) -> Result<Self, ConfigError> {
+        self.check()?;
+        Ok(self)
+    }
+
+    pub(super) fn check(&self) -> Result<(), ConfigError> {
         let is_part = |byte: u8| byte.is_ascii_alphanumeric() || b"_.-".contains(&byte);
         let is_prefix = matches!(self.prefix.len(), 1..=32) && self.prefix.bytes().all(is_part);
         if !is_prefix {
@@ -117,7 +127,7 @@ impl RedisOptions {
             let is_shorter = bound < self.call_timeout;
             check(is_shorter, "wait_replicas", "shorter than `call_timeout`", &bound)?;
         }
-        Ok(self)
+        Ok(())
     }
 }
 

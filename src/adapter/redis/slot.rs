@@ -82,6 +82,8 @@ type Opening = Shared<BoxFuture<'static, Result<Arc<Live>, Failure>>>;
 pub(super) struct Slot {
     pub(super) client: RedisClient,
     pub(super) options: RedisOptions,
+    /// An option is not valid: every call fails.
+    fault: Option<StoreError>,
     servers: Servers,
     state: Mutex<State>,
 }
@@ -109,7 +111,8 @@ pub(super) struct Bound {
 impl Slot {
     pub(super) fn new(client: RedisClient, options: RedisOptions) -> Arc<Self> {
         let (servers, state) = (Servers::default(), Mutex::default());
-        Arc::new(Self { client, options, servers, state })
+        let fault = options.check().err().map(StoreError::from);
+        Arc::new(Self { client, options, fault, servers, state })
     }
 
     /// Returns the bound of a call that begins now.
@@ -145,6 +148,9 @@ impl Slot {
     where
         F: Future<Output = Result<T, Failure>>,
     {
+        if let Some(fault) = &self.fault {
+            return Err(fault.clone());
+        }
         let (mut pause, mut before) = (FIRST_PAUSE, None::<StoreError>);
         loop {
             let attempt = async {

@@ -49,6 +49,17 @@ impl SqliteOptions {
         Self { write_lock_timeout: timeout, ..self }
     }
 
+    /// Returns these options, if each is valid.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError`] for the first option with an invalid value. Without this call, it is the error of every call to the
+    /// store.
+    pub fn checked(self) -> Result<Self, ConfigError> {
+        self.check()?;
+        Ok(self)
+    }
+
     pub(super) fn check(&self) -> Result<(), ConfigError> {
         self.sql.check()?;
         check_timeout("write_lock_timeout", self.write_lock_timeout)
