@@ -45,7 +45,7 @@ pub const SENDGRID: Preset = Preset {
             .base64()
             .base64_secret()
     }),
-    signed_id: true,
+    signed_id: Some(true),
     sample: r#"[{"sg_event_id":"{id}","sg_message_id":"sample","event":"delivered"}]"#,
     ..DEFAULTS
 };
@@ -79,6 +79,7 @@ pub const POSTMARK: Preset = Preset {
     floor: 7 * DAY, // our estimate: a person can send an inbound message again at any time
     max_body: Some(64 * MIB), // 35 MB of attachments in base64, two texts and the headers
     sample: r#"{"RecordType":"Bounce","ID":{number}}"#,
+    signed_id: Some(false),
     ..DEFAULTS
 };
 
@@ -106,7 +107,7 @@ pub const HUBSPOT: Preset = Preset {
         )
         .base64()
     }),
-    signed_id: true,
+    signed_id: Some(true),
     sample: r#"[{"portalId":1,"appId":1,"subscriptionId":1,"eventId":{number},"objectId":1,"occurredAt":1700000000000,"subscriptionType":"contact.creation","attemptNumber":0}]"#,
     ..DEFAULTS
 };
@@ -135,7 +136,7 @@ pub const BOX: Preset = Preset {
         )
         .base64()
     }),
-    signed_id: true,
+    signed_id: Some(true),
     sample: r#"{"id":"{id}","type":"webhook_event","trigger":"FILE.UPLOADED"}"#,
     ..DEFAULTS
 };

@@ -27,7 +27,7 @@ pub const SLACK: Preset = Preset {
         )
         .prefix("v0="),
     ),
-    signed_id: true,
+    signed_id: Some(true),
     sample: r#"{"type":"event_callback","event_id":"{id}","event":{"type":"app_mention"}}"#,
     ..DEFAULTS
 };
@@ -61,7 +61,7 @@ pub const DISCORD: Preset = Preset {
     }),
     floor: 20 * MINUTE, // twice the 10 min of the schedule
     scheme: Some(Scheme::ed25519("x-signature-ed25519", &[Header("x-signature-timestamp"), Body])),
-    signed_id: true,
+    signed_id: Some(true),
     sample_headers: &[("x-signature-timestamp", "1700000000")],
     sample: r#"{"id":"{id}","type":2}"#,
     ..DEFAULTS
@@ -82,6 +82,7 @@ pub const TELEGRAM: Preset = Preset {
     floor: 48 * HOUR, // twice the 24 h for which updates are stored
     scheme: Some(Scheme::token("x-telegram-bot-api-secret-token").with_secret(Secret::Token)),
     sample: r#"{"update_id":{number},"message":{"text":"sample"}}"#,
+    signed_id: Some(false),
     ..DEFAULTS
 };
 
@@ -110,7 +111,7 @@ pub const TWITCH: Preset = Preset {
         )
         .prefix("sha256="),
     ),
-    signed_id: true,
+    signed_id: Some(true),
     sample_headers: &[
         ("twitch-eventsub-message-type", "notification"),
         ("twitch-eventsub-message-id", "{id}"),

@@ -19,7 +19,7 @@ pub const AWS_SNS: Preset = Preset {
     rule: || Rule::part(key::from_fn(sns)),
     bypass: Some(is_sns_confirmation),
     floor: 2 * HOUR, // twice the 1 h that a delivery policy may take
-    signed_id: true,
+    signed_id: Some(true),
     sample_headers: &[("content-type", "text/plain; charset=UTF-8")],
     sample: r#"{"Type":"Notification","MessageId":"{id}","Message":"sample","TopicArn":"arn:aws:sns:us-east-1:123456789012:sample"}"#,
     ..DEFAULTS
@@ -68,6 +68,7 @@ pub const GOOGLE_PUBSUB: Preset = Preset {
     floor: 14 * DAY, // twice the 7 days for which messages are kept
     max_body: Some(14 * MIB),
     sample: r#"{"subscription":"projects/sample/subscriptions/sample","message":{"messageId":"{id}","data":"c2FtcGxl"}}"#,
+    signed_id: Some(false),
     ..DEFAULTS
 };
 
@@ -107,6 +108,7 @@ pub const AZURE_EVENT_GRID: Preset = Preset {
     }),
     floor: 48 * HOUR, // twice the 24 h of the schedule
     sample: r#"[{"topic":"/subscriptions/sample","id":"{id}","eventType":"Sample.Created","data":{}}]"#,
+    signed_id: Some(false),
     ..DEFAULTS
 };
 

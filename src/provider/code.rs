@@ -33,6 +33,7 @@ pub const GITHUB: Preset = Preset {
     retries: Retries::Never,
     scheme: Some(Scheme::hmac_sha256("x-hub-signature-256", &[Body]).prefix("sha256=")),
     sample_headers: &[("x-github-event", "push"), ("x-github-delivery", "{id}")],
+    signed_id: Some(false),
     ..DEFAULTS
 };
 
@@ -59,6 +60,7 @@ pub const GITLAB: Preset = Preset {
     max_body: Some(25 * MIB),
     scheme: Some(Scheme::token("x-gitlab-token")),
     sample_headers: &[("x-gitlab-event", "Push Hook"), ("idempotency-key", "{id}")],
+    signed_id: Some(false),
     ..DEFAULTS
 };
 
@@ -77,6 +79,7 @@ pub const GITEA: Preset = Preset {
     retries: Retries::Never,
     scheme: Some(Scheme::hmac_sha256("x-gitea-signature", &[Body])),
     sample_headers: &[("x-gitea-event", "push"), ("x-gitea-delivery", "{id}")],
+    signed_id: Some(false),
     ..DEFAULTS
 };
 
@@ -95,7 +98,7 @@ pub const CIRCLECI: Preset = Preset {
             .separated_by(&[',', ' ', '\t'])
             .prefix("v1="),
     ),
-    signed_id: true,
+    signed_id: Some(true),
     sample: r#"{"id":"{id}","type":"workflow-completed"}"#,
     ..DEFAULTS
 };

@@ -27,7 +27,7 @@ pub const STRIPE: Preset = Preset {
             .separated_by(&[','])
             .prefix("v1="),
     ),
-    signed_id: true,
+    signed_id: Some(true),
     sample: r#"{"id":"{id}","object":"event","type":"payment_intent.succeeded","data":{"object":{"id":"pi_sample","object":"payment_intent"}}}"#,
     ..DEFAULTS
 };
@@ -63,6 +63,7 @@ pub const SHOPIFY: Preset = Preset {
         ("x-shopify-topic", "orders/create"),
         ("x-shopify-webhook-id", "{id}"),
     ],
+    signed_id: Some(false),
     ..DEFAULTS
 };
 
@@ -76,7 +77,7 @@ pub const SQUARE: Preset = Preset {
     event_type: Some(|| key::json("/type")),
     floor: 48 * HOUR, // twice the 24 h of the schedule
     scheme: Some(Scheme::hmac_sha256("x-square-hmacsha256-signature", &[Url, Body]).base64()),
-    signed_id: true,
+    signed_id: Some(true),
     sample: r#"{"event_id":"{id}","type":"payment.created"}"#,
     ..DEFAULTS
 };
@@ -97,7 +98,7 @@ pub const PADDLE: Preset = Preset {
             .separated_by(&[';'])
             .prefix("h1="),
     ),
-    signed_id: true,
+    signed_id: Some(true),
     sample: r#"{"event_id":"{id}","event_type":"transaction.completed"}"#,
     ..DEFAULTS
 };
@@ -125,7 +126,7 @@ pub const ADYEN: Preset = Preset {
     event_type: Some(|| key::json("/NotificationRequestItem/eventCode")),
     floor: 60 * DAY, // twice the 30 days of the schedule
     scheme: Some(Scheme::new("", Proof::Adyen).hex_secret()),
-    signed_id: true,
+    signed_id: Some(true),
     sample: r#"{"live":"false","notificationItems":[{"NotificationRequestItem":{"merchantAccountCode":"SampleAccount","pspReference":"{id}","eventCode":"AUTHORISATION","success":"true"}}]}"#,
     ..DEFAULTS
 };

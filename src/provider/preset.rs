@@ -37,7 +37,7 @@ pub struct Preset {
     /// How the sender signs; `None` if this crate does not know it.
     #[cfg_attr(not(feature = "verify"), expect(dead_code, reason = "`verify` reads it"))]
     pub(crate) scheme: Option<Scheme>,
-    pub(super) signed_id: bool,
+    pub(super) signed_id: Option<bool>,
     /// The headers of the sample, among them a content type other than JSON.
     #[cfg_attr(not(feature = "testing"), expect(dead_code, reason = "`testing` sends them"))]
     pub(crate) sample_headers: &'static [(&'static str, &'static str)],
@@ -59,7 +59,7 @@ pub(super) const DEFAULTS: Preset = Preset {
     max_body: None,
     retries: Retries::Automatic,
     scheme: None,
-    signed_id: false,
+    signed_id: None,
     sample_headers: &[],
     sample: "{}",
 };
@@ -111,7 +111,7 @@ impl Preset {
         keys.methods = self.methods;
         keys.retention_floor = Some(self.retention_floor());
         keys.max_body = self.max_body;
-        keys.unsigned_id = !self.signed_id;
+        keys.unsigned_id = self.signed_id != Some(true);
         keys.tried_once = matches!(self.retries, Retries::Never | Retries::ConnectionFailure);
         if let Some(part) = self.event_type {
             keys = keys.event_type(part());
@@ -139,12 +139,12 @@ impl Preset {
         Duration::from_secs(self.floor)
     }
 
-    /// Returns `true` if the sender's signature covers the id. If it does not, an attacker who has
-    /// read one signed delivery can send its body again under another id.
+    /// Returns whether the sender's signature covers the id; `None` if that is not known, or depends on the sender. If
+    /// it does not, an attacker who has read one signed delivery can send its body again under another id.
     ///
-    /// Returns `false` also if nothing is signed, or if the signed bytes are not documented.
+    /// Returns `Some(false)` also if the sender signs nothing.
     #[must_use]
-    pub const fn signed_id(&self) -> bool {
+    pub const fn signed_id(&self) -> Option<bool> {
         self.signed_id
     }
 }

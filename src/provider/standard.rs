@@ -31,7 +31,7 @@ pub const STANDARD_WEBHOOKS: Preset = Preset {
         "webhook-signature",
         &[Header("webhook-id"), Text("."), Seconds("webhook-timestamp"), Text("."), Body],
     )),
-    signed_id: true,
+    signed_id: Some(true),
     sample_headers: &[("webhook-id", "{id}")],
     ..DEFAULTS
 };
@@ -62,7 +62,7 @@ pub const SVIX: Preset = Preset {
             &[Header("svix-id"), Text("."), Seconds("svix-timestamp"), Text("."), Body],
         )
     }),
-    signed_id: true,
+    signed_id: Some(true),
     sample_headers: &[("svix-id", "{id}")],
     ..DEFAULTS
 };

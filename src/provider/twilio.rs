@@ -64,7 +64,7 @@ pub const TWILIO: Preset = Preset {
     floor: DAY, // our estimate: no schedule is documented
     retries: Retries::ConnectionFailure,
     scheme: Some(Scheme::new("x-twilio-signature", Proof::Twilio)),
-    signed_id: true,
+    signed_id: Some(true),
     sample_headers: &[("content-type", "application/x-www-form-urlencoded")],
     sample: "AccountSid=AC_sample&MessageSid={id}&MessageStatus=delivered",
     ..DEFAULTS

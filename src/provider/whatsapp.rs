@@ -42,7 +42,7 @@ pub const WHATSAPP: Preset = Preset {
     floor: 14 * DAY, // twice the 7 days of the schedule
     max_body: Some(3 * MIB),
     scheme: Some(Scheme::hmac_sha256("x-hub-signature-256", &[Body]).prefix("sha256=")),
-    signed_id: true,
+    signed_id: Some(true),
     sample: r#"{"object":"whatsapp_business_account","entry":[{"id":"sample","changes":[{"field":"messages","value":{"messaging_product":"whatsapp","metadata":{"phone_number_id":"sample"},"messages":[{"id":"{id}","type":"text","text":{"body":"sample"}}]}}]}]}"#,
     ..DEFAULTS
 };
