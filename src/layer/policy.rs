@@ -151,8 +151,8 @@ impl Replay {
     /// Stores these headers instead of `content-type`.
     ///
     /// `set-cookie` is invalid, and so are headers that belong to one client, one connection or one moment:
-    /// `content-encoding`, `connection`, `content-length`, `date`, `transfer-encoding` and similar ones. A response with a
-    /// `content-encoding` is not stored.
+    /// `content-encoding`, `connection`, `content-length`, `date`, `transfer-encoding` and similar ones. A response
+    /// with a `content-encoding` is not stored.
     #[must_use]
     pub fn headers(mut self, headers: impl IntoIterator<Item = HeaderName>) -> Self {
         self.headers = headers.into_iter().collect();
