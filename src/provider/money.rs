@@ -34,8 +34,8 @@ pub const STRIPE: Preset = Preset {
 
 /// Shopify: shop and webhook id (the id of a delivery), from headers.
 ///
-/// Without a webhook id, the key is shop, topic and event id. A delivery without a shop, such as a compliance topic, has
-/// its webhook id.
+/// Without a webhook id, the key is shop, topic and event id. A delivery without a shop, such as a compliance topic,
+/// has its webhook id.
 ///
 /// The event id alone is no key: all deliveries of one action of a merchant share it, also two of one topic, such as
 /// `inventory_levels/update` of two items. Two subscriptions to one topic send one change twice, under two webhook ids.

@@ -63,8 +63,8 @@ pub enum Part {
     Millis(&'static str),
     /// The time in this header, as `2026-11-22T06:00:00Z`.
     Rfc3339(&'static str),
-    /// The time in seconds since 1970, in the item of the signature's header that begins with this text. While its secret
-    /// changes, a sender may write up to four such items: each is signed by the codes that follow it.
+    /// The time in seconds since 1970, in the item of the signature's header that begins with this text. While its
+    /// secret changes, a sender may write up to four such items: each is signed by the codes that follow it.
     Item(&'static str),
     /// The time in milliseconds since 1970, in an item as [`Item`](Self::Item) has it.
     ItemMillis(&'static str),

@@ -81,13 +81,13 @@ fn svix_id(request: &RequestRef<'_>) -> Result<Option<String>, KeyError> {
 /// CloudEvents over HTTP: `source` and `id`, in the structured, batched and binary modes.
 ///
 /// The content type gives the mode: `application/cloudevents-batch+json` is a list of events,
-/// `application/cloudevents+json` is one event. With any other content type, the attributes are the
-/// headers `ce-source` and `ce-id`. An escape is decoded there if the HTTP binding requires it (`%20`, `%22`, `%25`, and
-/// bytes that are no printable ASCII), so that an event has one key in every mode. Every other escape belongs to the value,
-/// because the SDKs of [Go](https://github.com/cloudevents/sdk-go/issues/1331) and
-/// [Java](https://github.com/cloudevents/sdk-java/issues/748) encode nothing: of their sources and ids, those with one of
-/// the four have another key in the other modes. A list of events with another content type is malformed, because the ids are those
-/// of its events. The format has no signature. Retries differ between senders.
+/// `application/cloudevents+json` is one event. With any other content type, the attributes are the headers
+/// `ce-source` and `ce-id`. An escape is decoded there if the HTTP binding requires it (`%20`, `%22`, `%25`, and
+/// bytes that are no printable ASCII), so that an event has one key in every mode. Every other escape belongs to the
+/// value, because the SDKs of [Go](https://github.com/cloudevents/sdk-go/issues/1331) and
+/// [Java](https://github.com/cloudevents/sdk-java/issues/748) encode nothing: of their sources and ids, those with
+/// one of the four have another key in the other modes. A list of events with another content type is malformed,
+/// because the ids are those of its events. The format has no signature. Retries differ between senders.
 pub const CLOUDEVENTS: Preset = Preset {
     name: "cloudevents",
     rule: || Rule::Reader(cloud_events),

@@ -31,11 +31,11 @@ use crate::key::{self, KeyPart, RequestRef, Rule, hex, sha256, without_mark};
 /// `<Record>`) need the body of the response. They repeat one `CallSid` with one status when a menu
 /// asks again. Leave such routes out, or see [the guide](crate::guide::providers#senders-without-a-preset).
 ///
-/// **Twilio retries no status by default**: a response other than 2xx, 503 included, loses the event. A
-/// [connection override][overrides] at the end of the webhook's URL changes that: `#rc=5&rp=all` is up to five retries after
+/// **Twilio retries no status by default**: a response other than 2xx, 503 included, loses the event. A [connection
+/// override][overrides] at the end of the webhook's URL changes that: `#rc=5&rp=all` is up to five retries after
 /// failed connections, timeouts and statuses, all within 15 s. Third parties say that the fragment is not signed, and
-/// Twilio's page does not say so: test it with a message of your own. The public URL of
-/// `verifier_at` has no fragment. Only `rc`, its default of 1 and the 15 s are confirmed.
+/// Twilio's page does not say so: test it with a message of your own. The public URL of `verifier_at` has no
+/// fragment. Only `rc`, its default of 1 and the 15 s are confirmed.
 ///
 /// [overrides]: https://www.twilio.com/docs/usage/webhooks/webhooks-connection-overrides
 /// [streams]: https://www.twilio.com/docs/voice/twiml/stream

@@ -53,9 +53,9 @@ static CHANGES: LazyLock<Arrays> = LazyLock::new(|| Arrays::parse("/changes").un
 /// The lists of a change, by the kinds of their updates.
 static LISTS: LazyLock<[Arrays; 4]> = LazyLock::new(|| {
     let list = |name| Arrays::parse(&format!("/value/{name}")).unwrap_or_default();
-    ["messages", "message_echoes", "statuses", "calls"].map(list)
+    ["messages", "statuses", "message_echoes", "calls"].map(list)
 });
-const KINDS: [Kind; 4] = [Kind::Message, Kind::Echo, Kind::Status, Kind::Call];
+const KINDS: [Kind; 4] = [Kind::Message, Kind::Status, Kind::Echo, Kind::Call];
 /// The type is that of the change.
 static PHONE: LazyLock<EventPart> = LazyLock::new(|| {
     EventPart::new(key::json("/value/metadata/phone_number_id").optional())
@@ -132,7 +132,9 @@ enum Kind {
 
 /// Returns the updates of a change that have ids, in the order of the request.
 fn updates(change: &Bytes) -> Result<Vec<(Bytes, Kind)>, KeyError> {
-    let lists = lists(change, &*LISTS)?.into_iter().zip(KINDS);
+    // A change of another product may have values of the last two names that are no lists.
+    let lists = lists(change, &*LISTS).or_else(|_| lists(change, &LISTS[..2]))?;
+    let lists = lists.into_iter().zip(KINDS);
     let updates = lists.flat_map(|(list, kind)| list.into_iter().map(move |update| (update, kind)));
     let mut updates: Vec<_> = updates.collect();
     updates.sort_by_key(|(update, _)| update.as_ptr().addr());

@@ -24,8 +24,8 @@ pub(super) fn verify(key: &Key, request: &Received<'_>) -> Result<(), Refusal> {
     signed.iter().any(has_signed).then_some(()).ok_or(Refusal::Forged)
 }
 
-/// Reads the signed text, or one for each time in the header of the codes, and the other header with a code. Refuses what
-/// the head alone shows to be unverified.
+/// Reads the signed text, or one for each time in the header of the codes, and the other header with a code. Refuses
+/// what the head alone shows to be unverified.
 pub(super) fn read<'a>(request: &Received<'a>) -> Result<(Texts<'a>, Option<&'a str>), Refusal> {
     let (mut texts, scheme) = (texts(request)?, request.scheme);
     let value = request.optional(scheme.header)?;

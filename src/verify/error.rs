@@ -69,7 +69,8 @@ pub enum VerifierError {
     InvalidScheme(&'static str),
     /// The secret is empty.
     EmptySecret,
-    /// The secret does not have this form, which the scheme needs. A secret in base64 or hexadecimal has at least 16 bytes.
+    /// The secret does not have this form, which the scheme needs. A secret in base64 or hexadecimal has at least 16
+    /// bytes.
     MalformedSecret(&'static str),
     /// The sender signs the public URL of the server:
     /// [`verifier_at`](crate::provider::Preset::verifier_at) takes it.

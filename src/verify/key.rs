@@ -146,9 +146,9 @@ impl Key {
     }
 }
 
-/// The shortest key, in bytes, in a secret that is encoded. Such a secret is made by a program (of 24 bytes at least, says
-/// Standard Webhooks), so a shorter key is what a mistake has left of one. People choose secrets that are text: these have
-/// no rule.
+/// The shortest key, in bytes, in a secret that is encoded. Such a secret is made by a program (of 24 bytes at least,
+/// says Standard Webhooks), so a shorter key is what a mistake has left of one. People choose secrets that are text:
+/// these have no rule.
 const MIN_ENCODED: usize = 16;
 
 /// The beginning of an item with an Ed25519 signature of Standard Webhooks.

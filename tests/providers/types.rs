@@ -31,7 +31,10 @@ const TYPES: &[(&str, &[&str])] = &[
     ("adyen", &["AUTHORISATION", "CAPTURE", "REFUND"]),
     ("slack", &["app_mention", "message"]),
     ("discord", &["APPLICATION_AUTHORIZED"]),
-    ("whatsapp", &["calls", "message_template_status_update", "messages", "smb_message_echoes"]),
+    (
+        "whatsapp",
+        &["calls", "message_template_status_update", "messages", "smb_message_echoes", "usage"],
+    ),
     ("twitch", &["channel.follow", "drop.entitlement.grant"]),
     ("sendgrid", &["click", "delivered", "dropped", "group_unsubscribe", "open", "processed"]),
     (

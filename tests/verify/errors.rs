@@ -38,7 +38,7 @@ fn secret_without_the_form_of_its_scheme_is_refused() {
         (provider::TELEGRAM, "a secret"),
         (provider::SENDGRID, "MFkwEwYHKoZIzj0CAQYIKoZIzj0DAQcDQgAE"),
         (provider::SENDGRID, "s3cr3t"),
-        // An encoded secret is made by a program, which makes none of less than 16 bytes: its end or most of it is missing.
+        // An encoded secret is made by a program, which makes none of less than 16 bytes: most of it is missing.
         (provider::STANDARD_WEBHOOKS, "whsec_AA=="),
         (provider::STANDARD_WEBHOOKS, "v1,whsec_AA=="),
         (provider::STANDARD_WEBHOOKS, "AAAA"),
