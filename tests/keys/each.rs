@@ -199,8 +199,8 @@ fn second_identities_are_read_from_the_item() {
     let by_body = events().content_identity();
     let one = keys(&by_body, r#"{"events":[{}, {"id":1}]}"#.replace("{}, ", "").as_str());
     let two = keys(&by_body, r#"{"events":[{"id":2}, {"id":1}]}"#);
-    assert_eq!(one.events()[0].alias(), two.events()[1].alias());
-    assert!(one.events()[0].alias().is_some());
+    assert_eq!(one.events()[0].content_identity(), two.events()[1].content_identity());
+    assert!(one.events()[0].content_identity().is_some());
 }
 
 /// A value of the head is part of the id of every event.
