@@ -93,7 +93,7 @@ pub(super) async fn story(store: &Case, calls: &str) {
             "back" => store.set_back(time()).await,
             _ => {
                 let terms = tokens.entry(who).or_insert_with(leased);
-                let reply = reply(&*adapter, call, &key, terms).await;
+                let reply = reply(&adapter, call, &key, terms).await;
                 assert_eq!(reply, words.next().unwrap_or_default(), "{step} of: {calls}");
             }
         }

@@ -52,7 +52,7 @@ async fn check(store: &Case, (row, replies): (&str, &str), then: impl AsyncFn(&D
             then(key).await;
             let terms = if *token == "its" { mine } else { &leased() };
             for time in ["once", "again"] {
-                let reply = reply(&*adapter, call, key, terms).await;
+                let reply = reply(&adapter, call, key, terms).await;
                 assert_eq!(reply, *expected, "{}, {time}", label(call, token));
             }
         }

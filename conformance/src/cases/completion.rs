@@ -163,7 +163,7 @@ pub(super) async fn transactions_that_race_complete_once(store: Case) {
         assert_eq!(adapter.claim(&key, &mine).await.unwrap(), FIRST);
         let racers = (0..4).map(|_| {
             let (store, key) = (Arc::clone(&store), key.clone());
-            tokio::spawn(async move { complete(&*store, &[key], &leased()).await })
+            tokio::spawn(async move { complete(&store, &[key], &leased()).await })
         });
         let won = join_all(racers).await;
         let won = won.into_iter().filter(|won| *won.as_ref().unwrap()).count();

@@ -201,7 +201,7 @@ pub(super) async fn list_in_pages_has_every_key_once(store: Case) {
         .flat_map(|id| namespaces.map(|namespace| in_namespace(namespace, &id)))
         .collect();
     keys.sort();
-    let claimed = claim_all(&*adapter, &keys, &complete_at_once()).await;
+    let claimed = claim_all(&adapter, &keys, &complete_at_once()).await;
     assert!(claimed.iter().all(|claimed| *claimed == FIRST));
     for limit in [7, 1_000, 1_080, u32::MAX] {
         let listed = list(&adapter, &ListFilter::default(), limit).await;
@@ -223,7 +223,7 @@ pub(super) async fn list_in_pages_has_every_key_once(store: Case) {
 pub(super) async fn foreign_cursor_is_refused(store: Case) {
     let adapter = store.adapter();
     let keys = ["a", "b", "c"].map(key);
-    claim_all(&*adapter, &keys, &complete_at_once()).await;
+    claim_all(&adapter, &keys, &complete_at_once()).await;
     let all = ListFilter::default();
     let page = adapter.list(&all, None, 1).await.unwrap();
     let own = page.next.expect("a second page");
@@ -243,10 +243,10 @@ pub(super) async fn list_beside_writes_has_every_key_that_is_not_written(store: 
     let mut stuck: Vec<DedupKey> = (0..200).map(|id| key(&format!("{id}-stuck"))).collect();
     let old: Vec<DedupKey> = (0..200).map(|id| key(&format!("{id}-old"))).collect();
     stuck.sort();
-    claim_all(&*adapter, &old, &complete_at_once()).await;
+    claim_all(&adapter, &old, &complete_at_once()).await;
     store.advance(RETENTION + PURGE_GRACE).await;
     let long = CallTerms::on_completion(Token::random(), RETENTION, RETENTION);
-    claim_all(&*adapter, &stuck, &long).await;
+    claim_all(&adapter, &stuck, &long).await;
     let writers: Vec<_> = (0..4)
         .map(|writer| {
             let adapter = Arc::clone(&adapter);
@@ -302,8 +302,8 @@ pub(super) async fn event_type_is_stored_with_a_new_key(store: Case) {
             assert_eq!(stored(&none).await, None, "{call}");
         };
         let (first, new) = (with(terms(), "first"), with(terms(), "new"));
-        reply(&*adapter, call, &typed, &first).await;
-        reply(&*adapter, call, &none, &first).await;
+        reply(&adapter, call, &typed, &first).await;
+        reply(&adapter, call, &none, &first).await;
         is("first").await;
         // The types that later claims bring are dropped: a takeover or a duplicate, and its completion.
         let late = leased().with_event_types([(none.clone(), "late")]);
@@ -316,8 +316,8 @@ pub(super) async fn event_type_is_stored_with_a_new_key(store: Case) {
         // The key is new again after its retention, but not for a renewal.
         store.advance(RETENTION + SLACK).await;
         let call = if call == "renew" { "claim" } else { call };
-        reply(&*adapter, call, &typed, &new).await;
-        reply(&*adapter, call, &none, &new).await;
+        reply(&adapter, call, &typed, &new).await;
+        reply(&adapter, call, &none, &new).await;
         is("new").await;
     }
 }

@@ -91,13 +91,13 @@ pub(super) async fn hostile_keys_stay_distinct(store: Case) {
         let first = adapter.claim(key, &complete_at_once()).await.unwrap();
         assert_eq!(first, FIRST, "{:?}", key.id());
     }
-    let again = claim_all(&*adapter, &keys, &complete_at_once()).await;
+    let again = claim_all(&adapter, &keys, &complete_at_once()).await;
     assert!(again.iter().all(is_duplicate), "{again:?}");
     assert_eq!(rows(&adapter).await, keys.len() as u64);
     for key in &keys {
         assert_eq!(adapter.forget(key).await.unwrap(), ForgetReply::Removed, "{:?}", key.id());
     }
-    let claimed = claim_all(&*adapter, &keys, &leased()).await;
+    let claimed = claim_all(&adapter, &keys, &leased()).await;
     assert_eq!(claimed, vec![FIRST; keys.len()]);
 }
 
@@ -131,7 +131,7 @@ pub(super) async fn purge_deletes_only_keys_that_expired_an_hour_ago(store: Case
     let adapter = store.adapter();
     let brief = |lease| CallTerms::on_completion(Token::random(), SLACK, lease);
     let old: Vec<_> = (0..10).map(|id| key(&format!("old-{id}"))).collect();
-    claim_all(&*adapter, &old, &complete_at_once()).await;
+    claim_all(&adapter, &old, &complete_at_once()).await;
     for (id, terms) in [
         ("lapsed", leased()),
         // The lease ends after the retention.
@@ -175,7 +175,7 @@ pub(super) async fn purge_deletes_as_many_keys_as_its_limit(store: Case) {
             let key = |number| DedupKey::new(namespace, &id(number)).expect("a key");
             let keys: Vec<_> = (0..100).map(key).collect();
             let terms = if turn % 2 == 0 { &complete_at_once() } else { &long };
-            claim_all(&*adapter, &keys, terms).await;
+            claim_all(&adapter, &keys, terms).await;
         }
     }
     assert_eq!(rows(&adapter).await, 4_000);

@@ -35,7 +35,7 @@ async fn race(
             for round in 0..ROUNDS {
                 let numbers = numbers(worker, round);
                 let keys: Vec<_> = numbers.iter().map(|number| key(&number.to_string())).collect();
-                let claimed = claim_all(&*adapter, &keys, &terms()).await;
+                let claimed = claim_all(&adapter, &keys, &terms()).await;
                 // Of any attempt: a second winner may have counted the first one.
                 won.extend(numbers.into_iter().zip(claimed).filter(|(_, it)| is_first(it)));
             }
@@ -69,7 +69,7 @@ pub(super) async fn workers_racing_for_a_claim_complete_at_once_have_one_winner(
 /// 16 workers claim 60 keys whose lease lapsed: each key is taken over once.
 pub(super) async fn workers_racing_for_a_lapsed_lease_have_one_winner(store: Case) {
     let keys: Vec<_> = (0..ROUNDS).map(|round| key(&round.to_string())).collect();
-    claim_all(&*store.adapter(), &keys, &leased()).await;
+    claim_all(&store.adapter(), &keys, &leased()).await;
     store.advance(LEASE).await;
     race(store, leased, |_, round| vec![round]).await;
 }
@@ -93,10 +93,10 @@ pub(super) async fn hanging_calls_block_no_other_call(store: Case) {
             keys.collect::<Vec<_>>()
         };
         let (mine, held, claimed) = (leased(), numbered("held"), numbered("claimed"));
-        claim_all(&*adapter, &held, &mine).await;
+        claim_all(&adapter, &held, &mine).await;
         let (held, claimed) =
             (held.iter().map(|it| ("renew", it)), claimed.iter().map(|it| ("claim", it)));
-        let call = |(call, key)| maybe_done(Box::pin(reply(&*adapter, call, key, &mine)));
+        let call = |(call, key)| maybe_done(Box::pin(reply(&adapter, call, key, &mine)));
         let mut hanging: Vec<_> = held.chain(claimed).map(call).collect();
         for _ in 0..polls {
             for call in &mut hanging {
@@ -199,7 +199,7 @@ pub(super) async fn calls_of_2048_callers_reply_for_their_own_keys(store: Case) 
         let store = Arc::clone(&store);
         tokio::spawn(async move {
             let calls = STORIES.into_iter().cycle().take(64);
-            join_all(calls.map(|calls| story(&*store, calls))).await;
+            join_all(calls.map(|calls| story(&store, calls))).await;
         })
     });
     all_end(tasks).await;
@@ -209,7 +209,7 @@ pub(super) async fn calls_of_2048_callers_reply_for_their_own_keys(store: Case) 
 pub(super) async fn purges_run_beside_claims_and_after_dropped_purges(store: Case) {
     let (adapter, mine) = (store.adapter(), leased());
     let old: Vec<DedupKey> = (0..500).map(|id| key(&format!("old-{id}"))).collect();
-    claim_all(&*adapter, &old, &complete_at_once()).await;
+    claim_all(&adapter, &old, &complete_at_once()).await;
     store.advance(RETENTION + PURGE_GRACE).await;
     for polls in 0..12 {
         dropped_after(polls, adapter.purge(10)).await;
@@ -229,7 +229,7 @@ pub(super) async fn purges_run_beside_claims_and_after_dropped_purges(store: Cas
     for key in &live {
         adapter.claim(key, &mine).await.unwrap();
     }
-    complete_all(&*adapter, complete, &mine).await;
+    complete_all(&adapter, complete, &mine).await;
     let purged = async {
         while rows(&adapter).await > live.len() as u64 {
             tokio::time::sleep(Duration::from_millis(1)).await;
@@ -238,7 +238,7 @@ pub(super) async fn purges_run_beside_claims_and_after_dropped_purges(store: Cas
     tokio::time::timeout(Duration::from_secs(10), purged).await.expect("all is purged");
     assert!(!purging.is_finished(), "no purge fails");
     purging.abort();
-    assert!(claim_all(&*adapter, complete, &leased()).await.iter().all(is_duplicate));
-    let again = claim_all(&*adapter, in_flight, &leased()).await;
+    assert!(claim_all(&adapter, complete, &leased()).await.iter().all(is_duplicate));
+    let again = claim_all(&adapter, in_flight, &leased()).await;
     assert!(again.iter().all(|again| *again == ClaimReply::InFlight), "{again:?}");
 }

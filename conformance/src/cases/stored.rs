@@ -48,7 +48,7 @@ type Carried = Option<StoredData>;
 /// Claims the keys, and returns the stored data of those that are complete. A key that is claimed now is released again.
 async fn fetched(store: &Case, keys: &[DedupKey], terms: CallTerms) -> Vec<Carried> {
     let mut all = Vec::new();
-    for (key, claimed) in keys.iter().zip(claim_all(&*store.adapter(), keys, &terms).await) {
+    for (key, claimed) in keys.iter().zip(claim_all(&store.adapter(), keys, &terms).await) {
         all.push(match claimed {
             ClaimReply::Duplicate(seen) => {
                 assert_eq!(
@@ -115,9 +115,9 @@ pub(super) async fn each_key_has_its_own_stored_data(store: Case) {
     let failed = leased();
     adapter.claim(&at_once[1], &failed).await.unwrap();
     adapter.release(&at_once[1], &failed).await.unwrap();
-    claim_all(&*adapter, at_once, &complete_at_once().with_payloads(some())).await;
-    claim_all(&*adapter, claimed, &mine).await;
-    complete_all(&*adapter, &claimed[..3], &mine).await;
+    claim_all(&adapter, at_once, &complete_at_once().with_payloads(some())).await;
+    claim_all(&adapter, claimed, &mine).await;
+    complete_all(&adapter, &claimed[..3], &mine).await;
     let stored = |payload| Some(data(payload, None));
     let empty = Some(StoredData::default());
     let expected = [stored(0), stored(1), stored(2), stored(3), empty, None];
@@ -129,9 +129,9 @@ pub(super) async fn duplicate_carries_what_the_call_fetches(store: Case) {
     let (adapter, keys) = (store.adapter(), ["?", "both", "plain", "running"].map(key));
     let stored_response = response("<Response/>");
     let mine = with_payload(leased(), &keys[1], 7);
-    claim_all(&*adapter, &keys[1..], &mine).await;
+    claim_all(&adapter, &keys[1..], &mine).await;
     let done = mine.with_response(Arc::clone(&stored_response));
-    complete_all(&*adapter, &keys[1..3], &done).await;
+    complete_all(&adapter, &keys[1..3], &done).await;
     let plain = StoredData::new(None, Some(Arc::clone(&stored_response)));
     let digests = [None, Some(data(7, None)), Some(StoredData::default()), None];
     let all = [None, Some(data(7, Some(&stored_response))), Some(plain), None];
@@ -149,12 +149,12 @@ pub(super) async fn duplicate_carries_what_the_call_fetches(store: Case) {
 pub(super) async fn stored_data_ends_with_the_retention(store: Case) {
     let (adapter, keys) = (store.adapter(), ["claimed", "completed", "once"].map(key));
     let mine = with_payloads(leased(), &keys, 7).with_response(response("old"));
-    complete_all(&*adapter, &keys, &mine).await;
+    complete_all(&adapter, &keys, &mine).await;
     store.advance(RETENTION).await;
     let second = leased();
     assert_eq!(adapter.claim(&keys[0], &second).await.unwrap(), FIRST);
     assert_eq!(all_of(&store, &keys[0]).await, None);
-    complete_all(&*adapter, &keys[..2], &second).await;
+    complete_all(&adapter, &keys[..2], &second).await;
     assert_eq!(adapter.claim(&keys[2], &complete_at_once()).await.unwrap(), FIRST);
     assert_eq!(all_of_each(&store, &keys).await, vec![Some(StoredData::default()); 3]);
     adapter.forget(&keys[0]).await.unwrap();
@@ -171,7 +171,7 @@ pub(super) async fn get_returns_the_stored_data_of_a_complete_key(store: Case) {
     let (adapter, keys) = (store.adapter(), ["full", "plain", "released", "running"].map(key));
     let stored_response = response("<Response/>");
     let mine = with_payloads(leased(), &keys, 7).with_response(Arc::clone(&stored_response));
-    claim_all(&*adapter, &keys, &mine).await;
+    claim_all(&adapter, &keys, &mine).await;
     adapter.complete(&keys[0], &mine).await.unwrap();
     adapter.complete(&keys[1], &leased()).await.unwrap();
     adapter.release(&keys[2], &mine).await.unwrap();
