@@ -4,14 +4,14 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use futures_util::future::try_join_all;
-
-use crate::case::Case;
-use crate::trace::Traced;
 use tower_dedup::DedupKey;
 use tower_dedup::adapter::contract::{
     CallTerms, ClaimReply, CompleteReply, DedupAdapter, RenewReply, Token,
 };
 use tower_dedup::adapter::inspect::MaintenanceAdapter;
+
+use crate::case::Case;
+use crate::trace::Traced;
 
 /// Longer than any test takes, shorter than [`RETENTION`].
 pub(super) const LEASE: Duration = Duration::from_secs(60);

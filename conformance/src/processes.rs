@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
-
 use tower_dedup::StoreErrorKind;
 use tower_dedup::adapter::contract::{
     ClaimReply, CompleteReply, DedupAdapter, Permanence, StoreFuture,

@@ -6,11 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
-
-use tower_dedup::BoxError;
-use tower_dedup::DedupKey;
 use tower_dedup::adapter::contract::{Completion, DedupAdapter};
 use tower_dedup::adapter::inspect::MaintenanceAdapter;
+use tower_dedup::{BoxError, DedupKey};
 
 /// A store under test.
 pub trait Store: Sized + Send + Sync + 'static {

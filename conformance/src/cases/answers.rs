@@ -1,15 +1,15 @@
 //! Replies to one caller: by the state of a row, and one call after the other.
 
-use crate::case::Case;
-use crate::driver::{
-    FIRST, RETENTION, SLACK, complete_at_once, key, leased, prepare, reply, stories, story,
-};
-use tower_dedup::DedupKey;
-use tower_dedup::StoreErrorKind;
 use tower_dedup::adapter::contract::{
     CallTerms, ClaimReply, CompleteReply, DedupAdapter, Fetch, RenewReply, Token,
 };
 use tower_dedup::adapter::inspect::{ForgetReply, KeyState, MaintenanceAdapter};
+use tower_dedup::{DedupKey, StoreErrorKind};
+
+use crate::case::Case;
+use crate::driver::{
+    FIRST, RETENTION, SLACK, complete_at_once, key, leased, prepare, reply, stories, story,
+};
 
 /// How a row [comes about](prepare). Of each call, the [`reply`] to the token of the row, and to another token. `get`: the
 /// state, the attempts, `t` after a takeover, or `-`; `forget`: `R`emoved, `M`issing, `-` in flight.

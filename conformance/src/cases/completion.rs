@@ -7,14 +7,14 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::{join, join_all};
 use http::{HeaderMap, StatusCode};
-
-use crate::case::Case;
-use crate::driver::{FIRST, LEASE, SLACK, is_duplicate, key, leased, prepare};
 use tower_dedup::DedupKey;
 use tower_dedup::adapter::contract::{
     CallTerms, ClaimReply, CompleteReply, DedupAdapter, Fetch, RenewReply, StoredData,
     StoredResponse,
 };
+
+use crate::case::Case;
+use crate::driver::{FIRST, LEASE, SLACK, is_duplicate, key, leased, prepare};
 
 /// Completes these keys in a transaction, and commits it if that succeeds.
 async fn complete(store: &Case, keys: &[DedupKey], terms: &CallTerms) -> bool {

@@ -7,18 +7,18 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use tower_dedup::adapter::contract::{
+    CallTerms, ClaimReply, CompleteReply, DedupAdapter, RenewReply,
+};
+use tower_dedup::adapter::inspect::{ForgetReply, MaintenanceAdapter, PURGE_GRACE};
+use tower_dedup::{DedupKey, StoreError};
+
 use crate::case::Case;
 use crate::driver::{
     FIRST, RETENTION, SLACK, complete_at_once, is_duplicate, key, leased, prepare, rows,
 };
 use crate::proxy::{Cut, Proxy};
 use crate::trace::Traced;
-use tower_dedup::DedupKey;
-use tower_dedup::StoreError;
-use tower_dedup::adapter::contract::{
-    CallTerms, ClaimReply, CompleteReply, DedupAdapter, RenewReply,
-};
-use tower_dedup::adapter::inspect::{ForgetReply, MaintenanceAdapter, PURGE_GRACE};
 
 const BOTH: [fn() -> CallTerms; 2] = [leased, complete_at_once];
 /// How long after a release its claim arrives.

@@ -4,17 +4,17 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tower_dedup::adapter::contract::{CallTerms, DedupAdapter, Token};
+use tower_dedup::adapter::inspect::{
+    Entry, KeyState, ListFilter, MaintenanceAdapter, PURGE_GRACE, Stats,
+};
+use tower_dedup::{DedupKey, StoreErrorKind};
+
 use crate::case::Case;
 use crate::driver::{
     FIRST, LEASE, RETENTION, SLACK, claim_all, complete_at_once, key, leased, reply,
 };
 use crate::trace::Traced;
-use tower_dedup::DedupKey;
-use tower_dedup::StoreErrorKind;
-use tower_dedup::adapter::contract::{CallTerms, DedupAdapter, Token};
-use tower_dedup::adapter::inspect::{
-    Entry, KeyState, ListFilter, MaintenanceAdapter, PURGE_GRACE, Stats,
-};
 
 /// More than enough calls for a list or a purge of a few hundred keys.
 const MANY: usize = 10_000;

@@ -2,17 +2,17 @@
 
 use std::time::{Duration, SystemTime};
 
+use tower_dedup::adapter::contract::{
+    CallTerms, ClaimReply, CompleteReply, DedupAdapter, RenewReply, Token,
+};
+use tower_dedup::adapter::inspect::{ForgetReply, MaintenanceAdapter, PURGE_GRACE};
+use tower_dedup::{DedupKey, StoreErrorKind};
+
 use crate::case::Case;
 use crate::driver::{
     FIRST, RETENTION, SLACK, claim_all, complete_at_once, is_duplicate, key, leased, prepare, rows,
     story,
 };
-use tower_dedup::DedupKey;
-use tower_dedup::StoreErrorKind;
-use tower_dedup::adapter::contract::{
-    CallTerms, ClaimReply, CompleteReply, DedupAdapter, RenewReply, Token,
-};
-use tower_dedup::adapter::inspect::{ForgetReply, MaintenanceAdapter, PURGE_GRACE};
 
 /// Retentions and leases of zero and of `Duration::MAX` neither panic nor overflow into the past.
 pub(super) async fn extreme_durations_neither_panic_nor_overflow(store: Case) {

@@ -7,17 +7,17 @@ use std::time::Duration;
 
 use futures_util::future::{join_all, maybe_done};
 use tokio::task::JoinHandle;
+use tower_dedup::DedupKey;
+use tower_dedup::adapter::contract::{
+    CallTerms, ClaimReply, CompleteReply, DedupAdapter, RenewReply,
+};
+use tower_dedup::adapter::inspect::{MaintenanceAdapter, PURGE_GRACE};
 
 use crate::case::Case;
 use crate::driver::{
     FIRST, LEASE, RETENTION, claim_all, complete_all, complete_at_once, is_duplicate, key, leased,
     reply, rows, story,
 };
-use tower_dedup::DedupKey;
-use tower_dedup::adapter::contract::{
-    CallTerms, ClaimReply, CompleteReply, DedupAdapter, RenewReply,
-};
-use tower_dedup::adapter::inspect::{MaintenanceAdapter, PURGE_GRACE};
 
 const WORKERS: usize = 16;
 const ROUNDS: usize = 60;

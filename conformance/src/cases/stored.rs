@@ -7,18 +7,17 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::future::join_all;
 use http::{HeaderMap, HeaderValue, StatusCode};
+use tower_dedup::adapter::contract::{
+    CallTerms, ClaimReply, CompleteReply, DedupAdapter, Fetch, StoredData, StoredResponse, Token,
+};
+use tower_dedup::adapter::inspect::{ForgetReply, MaintenanceAdapter};
+use tower_dedup::{DedupKey, StoreErrorKind};
 
 use crate::case::Case;
 use crate::driver::{
     FIRST, LEASE, RETENTION, claim_all, complete_all, complete_at_once, is_duplicate, key, leased,
     prepare, rows,
 };
-use tower_dedup::DedupKey;
-use tower_dedup::StoreErrorKind;
-use tower_dedup::adapter::contract::{
-    CallTerms, ClaimReply, CompleteReply, DedupAdapter, Fetch, StoredData, StoredResponse, Token,
-};
-use tower_dedup::adapter::inspect::{ForgetReply, MaintenanceAdapter};
 
 fn response(body: impl Into<Bytes>) -> Arc<StoredResponse> {
     let mut headers = HeaderMap::new();
