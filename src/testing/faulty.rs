@@ -5,11 +5,10 @@ use std::fmt;
 use std::future::pending;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::adapter::TransactionAdapter;
 use crate::adapter::around::{Around, Call, adapter_around};
 use crate::adapter::contract::{
     Abilities, CallTerms, ClaimReply, CompleteReply, Completion, DedupAdapter, Fetch, RenewReply,
-    StoreFuture,
+    StoreFuture, TransactionAdapter,
 };
 use crate::adapter::inspect::{Entry, ForgetReply, ListFilter, Listing, MaintenanceAdapter, Stats};
 use crate::error::{StoreError, StoreErrorKind};
