@@ -18,9 +18,7 @@ use super::policy::{OnInFlight, OnMismatch, OnMissingKey, OnUnavailable, Success
 use crate::adapter::contract::{CallTerms, Token};
 use crate::adapter::contract::{DedupAdapter, TransactionAdapter};
 use crate::error::ConfigError;
-#[cfg(feature = "testing")]
-use crate::key::KeyExtractor;
-use crate::key::{IntoKeyExtractor, KeyPart, LogIds};
+use crate::key::{IntoKeyExtractor, KeyExtractor, KeyPart, LogIds};
 use crate::ledger::{
     AnyLedger, CanReplay, FailOpen, Lease, Ledger, OnArrival, TRANSACTIONAL_LEASE, Transactional,
 };
