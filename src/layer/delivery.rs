@@ -281,10 +281,11 @@ where
         let config = &self.layer.config;
         self.report.age = verdict.age();
         let keys = &self.keys;
-        if verdict.age().is_some() && LAST_PATHS.is_elsewhere(keys.first(), self.head.uri.path()) {
-            if config.meters.counts_other_path() {
-                observe::records::other_path(&config.meters, keys.first());
-            }
+        if verdict.age().is_some()
+            && LAST_PATHS.is_elsewhere(keys.first(), self.head.uri.path())
+            && config.meters.counts_other_path()
+        {
+            observe::records::other_path(&config.meters, keys.first());
         }
         if let Judged::InShadow(_) = self.judged {
             self.judged = Judged::InShadow(Some(verdict));

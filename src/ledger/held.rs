@@ -27,6 +27,7 @@ pub(super) struct Held {
     /// A completion was refused: another delivery may have completed the events.
     pub(super) is_refused: Fact,
     /// A statement has completed the events in a transaction of the handler's, which may have been rolled back since.
+    #[cfg(any(feature = "postgres", feature = "sqlite"))]
     pub(super) has_completed: Fact,
     /// A statement was made that stores the response of the handler.
     is_response_stored: Fact,
@@ -71,6 +72,7 @@ impl Held {
             effect: Mutex::new(Effect::Unsaid),
             demands_commit: Fact::default(),
             is_refused: Fact::default(),
+            #[cfg(any(feature = "postgres", feature = "sqlite"))]
             has_completed: Fact::default(),
             is_response_stored: Fact::default(),
             has_ended: Fact::default(),

@@ -164,7 +164,7 @@ impl Resolution {
                 return;
             }
             (Some(Ok(Duplicate(seen))), _) => {
-                self.add_duplicate(event, event.key(), seen, (terms, meters))
+                self.add_duplicate(event, event.key(), seen, (terms, meters));
             }
             (_, Some(Ok(Duplicate(seen)))) => {
                 self.add_duplicate(event, first_identity(event), seen, (terms, meters));

@@ -17,7 +17,6 @@ use tower_dedup::adapter::inspect::{ForgetReply, KeyState, MaintenanceAdapter};
 use tower_dedup::testing::{Fault, FaultyAdapter, StoreCall};
 use tower_dedup::{
     DedupKey, DedupLayer, Deduplicator, Delivery, OnInFlight, OnUnavailable, RunError, RunOutcome,
-    StoreErrorKind,
 };
 
 use super::fixture::{CONNECTIONS, Db, World, app, on_both, send, started, transactional};
