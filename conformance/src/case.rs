@@ -7,7 +7,7 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 use tower_dedup::DedupKey;
 
-use super::store::{HandlerTransaction, Maintained, RemoteStore, Store, Transactional};
+use super::store::{HandlerTransaction, Maintained, RemoteStore, Store, TransactionalStore};
 use super::trace::{Adapter, Trace, Traced};
 
 /// A store without its type. A case calls only what the stores of its ability have.
@@ -82,7 +82,7 @@ wrapper! {
 
 wrapper! {
     /// A store in which a handler's transaction completes events.
-    Transacting: Transactional, Claiming
+    Transacting: TransactionalStore, Claiming
 
     fn transaction(&self) -> BoxFuture<'_, Box<dyn HandlerTransaction>> {
         Box::pin(self.0.transaction())

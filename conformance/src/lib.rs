@@ -83,4 +83,4 @@ mod trace;
 pub use processes::processes_race_for_keys;
 #[doc(hidden)]
 pub use proxy::{Cut, Proxy};
-pub use store::{HandlerTransaction, RemoteStore, SharedStore, Store, Transactional};
+pub use store::{HandlerTransaction, RemoteStore, SharedStore, Store, TransactionalStore};

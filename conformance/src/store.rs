@@ -55,7 +55,7 @@ pub trait RemoteStore: Store<Adapter: MaintenanceAdapter> {
 }
 
 /// A store with [`completion`](tower_dedup::adapter::contract::Abilities::completion).
-pub trait Transactional: Store {
+pub trait TransactionalStore: Store {
     /// Begins a transaction in the database of the store, and writes something in it.
     fn transaction(&self) -> impl Future<Output = Box<dyn HandlerTransaction>> + Send;
 }

@@ -10,7 +10,7 @@
 /// | `stored_data` | `maintenance` and [`stored_data`](tower_dedup::adapter::contract::Abilities::stored_data) |
 /// | `inspection` | `stored_data` and [`inspection`](tower_dedup::adapter::contract::Abilities::inspection) |
 /// | `fence` | `maintenance`, in a store behind a network: a [`RemoteStore`](crate::RemoteStore) |
-/// | `completion` | `leases` and [`completion`](tower_dedup::adapter::contract::Abilities::completion), in a [`Transactional`](crate::Transactional) store |
+/// | `completion` | `leases` and [`completion`](tower_dedup::adapter::contract::Abilities::completion), in a [`TransactionalStore`](crate::TransactionalStore) store |
 /// | `held_rows` | `leases`, in a store whose rows open transactions hold: [`hold`](crate::Store::hold) |
 /// | `corrupt_data` | `stored_data`, in a store that the test can write: [`corrupt`](crate::Store::corrupt) |
 /// | `processes` | `leases`, in a store that processes share: a [`SharedStore`](crate::SharedStore) |

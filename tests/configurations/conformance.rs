@@ -10,7 +10,7 @@ use sqlx::{Connection, PgConnection, SqlitePool};
 use tower_dedup::adapter::inspect::MaintenanceAdapter;
 use tower_dedup::adapter::{MemoryAdapter, PostgresAdapter, PostgresOptions, SqliteAdapter};
 use tower_dedup::internals::with_postgres_bounds;
-use tower_dedup_conformance::{HandlerTransaction, SharedStore, Store, Transactional};
+use tower_dedup_conformance::{HandlerTransaction, SharedStore, Store, TransactionalStore};
 
 use support::places::{
     Memory, Postgres, RedisCluster, RedisReplicated, RedisSentinel, Sqlite, connect_in,
@@ -148,7 +148,7 @@ impl Store for Partitioned {
     like_the_inner_store!();
 }
 
-impl Transactional for Partitioned {
+impl TransactionalStore for Partitioned {
     async fn transaction(&self) -> Box<dyn HandlerTransaction> {
         self.0.transaction().await
     }

@@ -20,7 +20,9 @@ use tower_dedup::adapter::{
     SqliteAdapter, SqliteOptions,
 };
 use tower_dedup::{BoxError, DedupKey};
-use tower_dedup_conformance::{HandlerTransaction, RemoteStore, SharedStore, Store, Transactional};
+use tower_dedup_conformance::{
+    HandlerTransaction, RemoteStore, SharedStore, Store, TransactionalStore,
+};
 
 use super::postgres::Schema;
 use super::proxy::through;
@@ -166,7 +168,7 @@ impl<D: Sql> HandlerTransaction for Open<D> {
     }
 }
 
-impl Transactional for Sqlite {
+impl TransactionalStore for Sqlite {
     async fn transaction(&self) -> Box<dyn HandlerTransaction> {
         Box::new(Open(self.pool.begin_with("BEGIN IMMEDIATE").await.unwrap()))
     }
@@ -275,7 +277,7 @@ impl RemoteStore for Postgres {
     }
 }
 
-impl Transactional for Postgres {
+impl TransactionalStore for Postgres {
     async fn transaction(&self) -> Box<dyn HandlerTransaction> {
         let mut transaction = self.pool.begin().await.unwrap();
         let sql = "CREATE TEMP TABLE effects (id text) ON COMMIT DROP";

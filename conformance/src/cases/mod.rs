@@ -12,7 +12,7 @@ use tower_dedup::adapter::contract::DedupAdapter;
 
 use crate::case::{Claiming, Maintaining, Remote, Transacting};
 use crate::run::{Run, run};
-use crate::store::{Maintained, RemoteStore, Store, Transactional};
+use crate::store::{Maintained, RemoteStore, Store, TransactionalStore};
 
 conformance_suite! { @on_claim @table Claiming Store }
 conformance_suite! { @leases @table Claiming Store }
@@ -21,7 +21,7 @@ conformance_suite! { @stored_data @table Maintaining Maintained }
 conformance_suite! { @inspection @table Maintaining Maintained }
 conformance_suite! { @fence @table Remote RemoteStore }
 conformance_suite! { @held_rows @table Claiming Store }
-conformance_suite! { @completion @table Transacting Transactional }
+conformance_suite! { @completion @table Transacting TransactionalStore }
 conformance_suite! { @corrupt_data @table Maintaining Maintained }
 
 /// Asserts that the adapter announces these abilities. Names of other parts of the suite are ignored.

@@ -15,7 +15,9 @@ use sqlx::mysql::MySqlConnection;
 use sqlx::{AssertSqlSafe, Connection, Executor};
 use tower_dedup::adapter::contract::Completion;
 use tower_dedup::{BoxError, DedupKey};
-use tower_dedup_conformance::{HandlerTransaction, RemoteStore, SharedStore, Store, Transactional};
+use tower_dedup_conformance::{
+    HandlerTransaction, RemoteStore, SharedStore, Store, TransactionalStore,
+};
 
 /// A shell that keeps the server. The pipe to its stdin breaks when the tests end, even by SIGKILL. Then it kills the
 /// server and deletes its folder.
@@ -160,7 +162,7 @@ impl SharedStore for Database {
     }
 }
 
-impl Transactional for Database {
+impl TransactionalStore for Database {
     async fn transaction(&self) -> Box<dyn HandlerTransaction> {
         let mut connection = self.connection().await;
         connection.execute("CREATE TABLE IF NOT EXISTS effects (id VARCHAR(255))").await.unwrap();
