@@ -19,8 +19,9 @@
 //!
 //! 1. An abandoned statement is counted until one succeeds that may wait for as much: see [`Work`].
 //! 2. From [`MOST`] on, only one session sends at a time, the *probe*, and the others wait for its end. Those that were
-//!    sending before may be abandoned too. A read goes on beside the probe while no read was abandoned. So there are at
-//!    most as many sessions as this number and the connections, [`OTHERS`] that read, and the probe.
+//!    sending before may be abandoned too. Reads go on beside the probe while no read was abandoned, and then have a
+//!    probe of their own. So there are at most as many sessions as this number and the connections, [`OTHERS`] that read,
+//!    and the two probes.
 //! 3. A probe waits for as long as there have been so many, because one that is abandoned leaves one more session.
 //! 4. Its connection may fall silent meanwhile: the fault may end by a failover. So the adapter asks the server
 //!    over a new connection, again and again, whether it runs the probe. If not, the probe is abandoned at once: it
@@ -383,6 +384,9 @@ pub(super) struct Senders {
     alone: Arc<Semaphore>,
     others: Arc<Semaphore>,
     probe: Arc<Semaphore>,
+    /// Reads have a probe of their own: one that was late, or whose caller has gone, must not hold up the others for as
+    /// long as a write waits.
+    read_probe: Arc<Semaphore>,
     statement_timeout: Duration,
     abandoned: Mutex<Abandoned>,
 }
@@ -409,8 +413,9 @@ impl Abandoned {
 impl Senders {
     fn new(alone: usize, statement_timeout: Duration) -> Self {
         let of = |count: usize| Arc::new(Semaphore::new(count.min(Semaphore::MAX_PERMITS)));
-        let [alone, others, probe] = [alone, OTHERS, 1].map(of);
-        Self { alone, others, probe, statement_timeout, abandoned: Mutex::default() }
+        let [alone, others, probe, read_probe] = [alone, OTHERS, 1, 1].map(of);
+        let abandoned = Mutex::default();
+        Self { alone, others, probe, read_probe, statement_timeout, abandoned }
     }
 
     /// Waits until this sender may send such a statement, and those that wait for less.
@@ -429,7 +434,8 @@ impl Senders {
                     return Permission { _place: place, probe: None };
                 }
             }
-            let turn = acquire(&self.probe).await;
+            let probe = if work == Work::Read { &self.read_probe } else { &self.probe };
+            let turn = acquire(probe).await;
             let abandoned = self.abandoned();
             if abandoned.hold_up(work) {
                 let lasted = abandoned.since.map_or(Duration::ZERO, |since| since.elapsed());
@@ -439,10 +445,9 @@ impl Senders {
         }
     }
 
-    /// Returns `true` if writes wait for the probe, and reads do not.
-    pub(super) fn only_reads(&self) -> bool {
-        let abandoned = self.abandoned();
-        abandoned.are_too_many() && !abandoned.hold_up(Work::Read)
+    /// Returns `true` if writes wait for the probe.
+    pub(super) fn are_few(&self) -> bool {
+        self.abandoned().are_too_many()
     }
 
     fn abandoned_one(&self, work: Work) {
@@ -501,8 +506,10 @@ mod tests {
                 assert!(waiting.now_or_never().is_none(), "{lost:?}");
             }
             let read = senders.permission(Sender::Other, Work::Read).now_or_never();
-            let beside = read.is_some_and(|read| !read.is_probe());
-            assert_eq!((beside, senders.only_reads()), (lost != Work::Read, beside), "{lost:?}");
+            let beside = read.as_ref().is_some_and(|read| !read.is_probe());
+            assert_eq!((beside, senders.are_few()), (lost != Work::Read, true), "{lost:?}");
+            // The probe of reads.
+            assert!(read.is_some(), "{lost:?}");
             let waiting = all_waiting.swap_remove(0);
             drop(all_waiting);
             time::advance(60 * SECOND).await;
