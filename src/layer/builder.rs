@@ -19,9 +19,7 @@ use crate::adapter::contract::DedupAdapter;
 #[cfg(feature = "testing")]
 use crate::adapter::contract::{CallTerms, Token};
 use crate::error::ConfigError;
-#[cfg(feature = "testing")]
-use crate::key::KeyExtractor;
-use crate::key::{IntoKeyExtractor, KeyPart, LogIds};
+use crate::key::{IntoKeyExtractor, KeyExtractor, KeyPart, LogIds};
 use crate::ledger::{
     AnyLedger, CanReplay, FailOpen, Lease, Ledger, OnArrival, TRANSACTIONAL_LEASE, Transactional,
 };
