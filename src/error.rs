@@ -92,8 +92,10 @@ impl StoreError {
         self
     }
 
-    /// Returns `true` if the store may have executed the call in spite of the error.
-    pub(crate) fn is_unknown(&self) -> bool {
+    /// Returns `true` if the store may have executed the call in spite of the error. A ledger releases the key after such
+    /// an error of a claim, and repeats a completion or a release.
+    #[must_use]
+    pub fn is_unknown(&self) -> bool {
         !matches!(
             self.kind,
             StoreErrorKind::Refused

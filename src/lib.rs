@@ -17,8 +17,6 @@
 #![warn(clippy::unwrap_used, clippy::expect_used)]
 
 pub mod adapter;
-#[cfg(feature = "conformance")]
-pub mod conformance;
 mod deduplicator;
 mod delivery;
 mod error;

@@ -4,16 +4,17 @@
 //!    level or a home in [`FOREIGN`] without a module.
 //! 2. A module uses modules of lower levels only, in its own folder and in others. A folder counts as
 //!    one module for everything outside it.
-//! 3. No files import each other in a circle, in whatever folder they are. The same holds in `cli/src`.
+//! 3. No files import each other in a circle, in whatever folder they are. The same holds in `cli/src` and
+//!    `conformance/src`.
 //! 4. Inside the crate, a path names the module of an item (`crate::key::DedupKey`). The name that
 //!    `lib` exports (`crate::DedupKey`) belongs to the highest level, so no module may use it.
 //! 5. A glob import of our own modules hides what is used, so it fails the test.
 //! 6. Types of `sqlx` and `axum_core` appear only in the modules of [`FOREIGN`].
-//! 7. A file has at most 800 lines, in `src`, `tests`, `soak`, `benches`, `examples` and `cli`.
+//! 7. A file has at most 800 lines, in `src`, `tests`, `soak`, `benches`, `examples`, `cli` and `conformance`.
 //! 8. `tests/README.md` names each file of `tests`, and no other.
 //!
-//! Rules 1 to 6 apply to the library as it ships: tests and comments are left out. The command in `cli` is a
-//! package of its own: the compiler lets it use the public API only.
+//! Rules 1 to 6 apply to the library as it ships: tests and comments are left out. The command in `cli` and the
+//! suite in `conformance` are packages of their own: the compiler lets them use the public API only.
 //!
 //! An edge leads to the file that defines the item. If a `mod.rs` re-exports the item, the check
 //! follows the re-export; so a `mod.rs` that only re-exports belongs to no circle.
@@ -30,7 +31,7 @@ const LEVELS: &[(&str, &str)] = &[
     (
         "",
         "error < key < delivery observe provider < adapter < replay < ledger < run < layer < verify \
-         < deduplicator extract idempotency conformance testing internals < lib",
+         < deduplicator extract idempotency testing internals < lib",
     ),
     (
         "adapter",
@@ -42,8 +43,6 @@ const LEVELS: &[(&str, &str)] = &[
         "call pending times < held contract < completion renewal retry resolve < shared < arrival \
          < claims < lease < any",
     ),
-    ("conformance", "proxy store suite < driver trace < cases processes"),
-    ("conformance::cases", "answers completion fence inspection maintenance races stored"),
     ("verify", "error < public_url < received < key < adyen data twilio < verifier < layer sign"),
     (
         "layer",
@@ -75,9 +74,11 @@ fn modules_have_levels_use_lower_ones_only_and_import_each_other_in_no_circle() 
 }
 
 #[test]
-fn files_of_the_command_import_each_other_in_no_circle() {
-    let command = Crate::read_command();
-    assert_none(&command.circles(command.uses()));
+fn files_of_the_command_and_of_the_suite_import_each_other_in_no_circle() {
+    for folder in ["cli/src", "conformance/src"] {
+        let files = Crate::read_in(folder, 10);
+        assert_none(&files.circles(files.uses()));
+    }
 }
 
 #[test]
@@ -107,7 +108,9 @@ fn foreign_types_stay_in_their_modules() {
 fn no_file_is_longer_than_800_lines() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut files = Vec::new();
-    for folder in ["src", "tests", "soak", "benches", "examples", "cli/src", "cli/tests"] {
+    for folder in
+        ["src", "tests", "soak", "benches", "examples", "cli/src", "cli/tests", "conformance/src"]
+    {
         rust_files(&root.join(folder), &mut files);
     }
     let mut faults = Vec::new();
@@ -144,7 +147,7 @@ fn assert_none(faults: &[String]) {
     assert!(faults.is_empty(), "\n{}\n", faults.join("\n"));
 }
 
-/// A file of `src` or `cli/src`.
+/// A file of `src`, `cli/src` or `conformance/src`.
 struct Source {
     path: String,
     tokens: Vec<Token>,
@@ -176,11 +179,6 @@ struct Crate {
 impl Crate {
     fn read() -> Self {
         Self::read_in("src", 40)
-    }
-
-    /// The command, whose roots are `lib.rs` and `main.rs`.
-    fn read_command() -> Self {
-        Self::read_in("cli/src", 10)
     }
 
     fn read_in(folder: &str, least: usize) -> Self {

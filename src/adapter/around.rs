@@ -1,6 +1,5 @@
 //! [`Around`]: an adapter around another one. It forwards every method.
 
-use std::fmt::Debug;
 use std::sync::Arc;
 
 use super::contract::{
@@ -11,32 +10,17 @@ use super::inspect::{Entry, ForgetReply, ListFilter, Listing, MaintenanceAdapter
 use crate::error::StoreError;
 use crate::key::DedupKey;
 
-/// A call that a wrapper sees.
-#[derive(Clone, Copy)]
-#[cfg_attr(
-    not(feature = "conformance"),
-    expect(dead_code, reason = "only the conformance suite shows all of it")
-)]
-pub(crate) enum Call<'a> {
-    /// The name of a method of [`DedupAdapter`], and its arguments.
-    Delivery(&'static str, &'a DedupKey, &'a CallTerms),
-    Purge(u32),
-    /// The name of a method of [`MaintenanceAdapter`], and its key.
-    Operator(&'static str, &'a DedupKey),
-    List(&'a ListFilter, Option<&'a str>, u32),
-    Stats,
-}
-
 /// A wrapper of an adapter. [`adapter_around`] makes an adapter of it.
 pub(crate) trait Around {
     type Inner: ?Sized;
 
     fn inner(&self) -> &Self::Inner;
 
-    /// Makes a call.
-    fn around<'a, T: Debug + Send + 'a>(
+    /// Makes a call of a delivery: the name of a method of [`DedupAdapter`], and its terms.
+    fn around<'a, T: Send + 'a>(
         &'a self,
-        _: Call<'a>,
+        _method: &'static str,
+        _terms: &'a CallTerms,
         make: impl FnOnce(&'a Self::Inner) -> StoreFuture<'a, T> + Send + 'a,
     ) -> StoreFuture<'a, T> {
         make(self.inner())
@@ -67,15 +51,15 @@ macro_rules! adapter_around {
         /// Forwards every method.
         impl<A: MaintenanceAdapter $(+ ?$unsized)?> MaintenanceAdapter for $wrapper<A> {
             fn purge(&self, limit: u32) -> StoreFuture<'_, u64> {
-                self.around(Call::Purge(limit), move |inner| inner.purge(limit))
+                self.inner().purge(limit)
             }
 
             fn forget<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, ForgetReply> {
-                self.around(Call::Operator("forget", key), move |inner| inner.forget(key))
+                self.inner().forget(key)
             }
 
             fn get<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, Option<Entry>> {
-                self.around(Call::Operator("get", key), move |inner| inner.get(key))
+                self.inner().get(key)
             }
 
             fn list<'a>(
@@ -84,12 +68,11 @@ macro_rules! adapter_around {
                 after: Option<&'a str>,
                 limit: u32,
             ) -> StoreFuture<'a, Listing> {
-                let call = Call::List(filter, after, limit);
-                self.around(call, move |inner| inner.list(filter, after, limit))
+                self.inner().list(filter, after, limit)
             }
 
             fn stats(&self) -> StoreFuture<'_, Stats> {
-                self.around(Call::Stats, |inner| inner.stats())
+                self.inner().stats()
             }
 
             fn close(&self) -> futures_util::future::BoxFuture<'_, ()> {
@@ -103,12 +86,11 @@ macro_rules! adapter_around {
             key: &'a DedupKey,
             terms: &'a CallTerms,
         ) -> StoreFuture<'a, $reply> {
-            let call = Call::Delivery(stringify!($method), key, terms);
-            self.around(call, move |inner| inner.$method(key, terms))
+            self.around(stringify!($method), terms, move |inner| inner.$method(key, terms))
         }
     )+};
 }
-#[cfg(any(feature = "conformance", feature = "testing"))]
+#[cfg(feature = "testing")]
 pub(crate) use adapter_around;
 
 impl<A: ?Sized> Around for Arc<A> {

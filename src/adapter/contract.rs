@@ -31,7 +31,7 @@
 //!
 //! A third party implements [`DedupAdapter`] for layers, and
 //! [`MaintenanceAdapter`](super::inspect::MaintenanceAdapter) for operators and purges. The conformance
-//! suite (feature `conformance`) tests both.
+//! suite, the package `tower-dedup-conformance`, tests both.
 
 use std::future::Future;
 use std::pin::Pin;

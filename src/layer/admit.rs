@@ -10,10 +10,12 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
+use futures_util::future::lazy;
 use futures_util::{FutureExt, TryFutureExt};
 use http::{Request, Response};
 use http_body::Body;
 use tokio::sync::oneshot;
+use tokio::time::timeout;
 use tower_service::Service;
 use tracing::{Instrument, Span};
 
@@ -23,6 +25,7 @@ use super::body::{BODY_LIMIT, raise_limit_of_axum};
 use super::body::{BodyFault, ResponseBody};
 use super::builder::DedupLayer;
 use super::delivery::{Judged, Run};
+use super::gate::Permit;
 use super::mode::Mode;
 use super::policy::{OnMissingKey, Verified};
 use crate::adapter::Payloads;
@@ -118,11 +121,38 @@ where
             return Dispatch::Ended(self.answer(Outcome::Uncommitted));
         }
         self.open_span();
-        self.permit = self.layer.gate.running.try_acquire();
+        let gate = &self.layer.gate;
+        self.permit = gate.running.try_acquire();
+        if self.permit.is_none() {
+            if let Some(place) = gate.place_behind_turns() {
+                return Dispatch::Waiting(Box::pin(self.start_behind_turns(place)));
+            }
+            // The last turn may just have ended.
+            self.permit = gate.running.try_acquire();
+        }
         if self.permit.is_some() {
             self.start(cx)
         } else {
             Dispatch::Ended(self.answer(Outcome::Overloaded))
+        }
+    }
+
+    /// Waits for a permit of a delivery that claims again after a wait, for as long as a call of the store may take. It has
+    /// claimed nothing until then, so its caller may drop it.
+    async fn start_behind_turns(mut self: Box<Self>, place: Permit) -> Ending<ResBody, S::Error> {
+        // A drain waits for this request too.
+        let counted = self.layer.gate.tasks.token();
+        let bound = self.layer.config.times.store_timeout;
+        self.permit = timeout(bound, self.layer.gate.running.acquire()).await.ok().flatten();
+        drop(place);
+        if self.permit.is_none() {
+            return self.answer(Outcome::Overloaded);
+        }
+        let started = lazy(|cx| self.start(cx)).await;
+        drop(counted);
+        match started {
+            Dispatch::Waiting(ending) => ending.await,
+            Dispatch::Ended(ending) => ending,
         }
     }
 

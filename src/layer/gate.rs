@@ -1,6 +1,13 @@
 //! [`Gate`]: bounds how many deliveries run and wait, and wakes those that wait. It has the mode too.
 //!
 //! A layer shares one gate with its clones, its services and its handles.
+//!
+//! A delivery that has waited claims again only with a permit to run, because it may have to run: whoever holds an event
+//! never waits, and a claim on arrival is final. Many such deliveries, each for an event that runs elsewhere, must not cause
+//! new ones to be refused while no handler runs:
+//!
+//! 1. At most [`TURNS`] of them claim at the same time. They take permits that are free, and wait for none.
+//! 2. A new delivery that finds no free permit meanwhile waits for one, behind at most [`TURNS`] others.
 
 use std::future::poll_fn;
 use std::marker::PhantomData;
@@ -15,6 +22,9 @@ use super::mode::SharedMode;
 use crate::error::{ConfigError, check};
 use crate::run::{Admission, Waiters};
 
+/// How many deliveries that have waited claim again at the same time.
+const TURNS: usize = 16;
+
 pub(super) struct Gate {
     pub(super) mode: SharedMode,
     /// The deliveries that run.
@@ -22,6 +32,10 @@ pub(super) struct Gate {
     /// The deliveries that wait for another delivery of their event.
     pub(super) waiting: Permits,
     pub(super) waiters: Waiters,
+    /// The deliveries that claim again after a wait.
+    turns: Permits,
+    /// The new deliveries that wait for their permits.
+    behind: Permits,
     pub(super) tasks: TaskTracker,
 }
 
@@ -44,6 +58,8 @@ impl Gate {
             running: Permits::new(1_024),
             waiting: Permits::new(256),
             waiters: Waiters::default(),
+            turns: Permits::new(TURNS),
+            behind: Permits::new(TURNS),
             tasks,
         }
     }
@@ -52,6 +68,12 @@ impl Gate {
     pub(super) fn check(&self) -> Result<(), ConfigError> {
         let running = *self.running.limit();
         check(running > 0, "max_running", "at least 1 delivery", &running)
+    }
+
+    /// Returns a place behind the deliveries that claim again after a wait, if there are any: most of them find their event
+    /// in flight, and give their permits back soon.
+    pub(super) fn place_behind_turns(&self) -> Option<Permit> {
+        (self.turns.held() > 0).then(|| self.behind.try_acquire()).flatten()
     }
 
     /// Returns how many deliveries run and wait, of how many that may.
@@ -72,17 +94,23 @@ pub(super) struct Admitted<'d, S, R> {
 
 impl<S: Service<R> + Clone, R> Admission for Admitted<'_, S, R> {
     type Refusal = NotAdmitted<S::Error>;
+    type Turn = Permit;
 
-    /// Waits for a permit to run, then for the readiness of the inner service.
-    async fn admit(&mut self, deadline: Instant) -> Result<(), Self::Refusal> {
-        let admitted = async {
-            let permit = self.gate.running.acquire().await.ok_or(NotAdmitted::Full)?;
+    /// Waits for a turn, then for the readiness of the inner service. A permit to run has to be free then: a new delivery,
+    /// which has its readiness, may wait for the permit.
+    async fn admit(&mut self, deadline: Instant) -> Result<Option<Permit>, Self::Refusal> {
+        let turn = async {
+            let turn = self.gate.turns.acquire().await.ok_or(NotAdmitted::Full)?;
             poll_fn(|cx| self.inner.poll_ready(cx)).await.map_err(NotAdmitted::Inner)?;
-            Ok(permit)
+            Ok(turn)
         };
-        *self.permit =
-            Some(timeout_at(deadline, admitted).await.unwrap_or(Err(NotAdmitted::Full))?);
-        Ok(())
+        let turn = timeout_at(deadline, turn).await.unwrap_or(Err(NotAdmitted::Full))?;
+        *self.permit = self.gate.running.try_acquire();
+        match self.permit {
+            None if Instant::now() >= deadline => Err(NotAdmitted::Full),
+            None => Ok(None),
+            Some(_) => Ok(Some(turn)),
+        }
     }
 
     fn release(&mut self) {
@@ -135,7 +163,7 @@ impl Permits {
     }
 
     /// Waits for a permit. Never returns `None`, because the semaphore is never closed.
-    async fn acquire(&self) -> Option<Permit> {
+    pub(super) async fn acquire(&self) -> Option<Permit> {
         Arc::clone(&self.permits).acquire_owned().await.ok()
     }
 

@@ -3,9 +3,10 @@
 //! 1. At most [`MOST_OF_A_KEY`] deliveries wait for one key. So duplicates of one event take few places.
 //! 2. Deliveries with equal identities wait for the same rows. One of them has the turn: it alone claims
 //!    again, at growing pauses. The others wait for the turn.
-//! 3. Dropped, a turn goes to the next waiter, in the order of arrival. The pauses are those of the event, so the
+//! 3. It claims only if it may run: see [`Admission`]. If it may not now, it waits for its next pause.
+//! 4. Dropped, a turn goes to the next waiter, in the order of arrival. The pauses are those of the event, so the
 //!    next waiter goes on where the one before has stopped.
-//! 4. The end of a delivery wakes the waiter with the turn, which claims at once. If it finds the event complete,
+//! 5. The end of a delivery wakes the waiter with the turn, which claims at once. If it finds the event complete,
 //!    the next waiter claims at once, too. If it runs the event itself, the next waiter polls.
 
 use std::collections::HashMap;
@@ -45,8 +46,11 @@ pub(crate) trait Admission {
     /// Why a delivery may not run.
     type Refusal;
 
-    /// Takes it before a claim.
-    async fn admit(&mut self, deadline: Instant) -> Result<(), Self::Refusal>;
+    /// What a delivery that has waited holds until its claim has its reply.
+    type Turn;
+
+    /// Takes it before a claim. Returns `None` if the delivery may not run now, and the deadline has not passed.
+    async fn admit(&mut self, deadline: Instant) -> Result<Option<Self::Turn>, Self::Refusal>;
 
     /// Gives it back before a wait.
     fn release(&mut self);
@@ -55,9 +59,10 @@ pub(crate) trait Admission {
 /// For deliveries that hold nothing.
 impl Admission for () {
     type Refusal = std::convert::Infallible;
+    type Turn = ();
 
-    async fn admit(&mut self, _: Instant) -> Result<(), Self::Refusal> {
-        Ok(())
+    async fn admit(&mut self, _: Instant) -> Result<Option<()>, Self::Refusal> {
+        Ok(Some(()))
     }
 
     fn release(&mut self) {}
@@ -134,20 +139,26 @@ impl Waiter<'_> {
         loop {
             admission.release();
             let due = Instant::now() + pauses.next().unwrap_or_default();
-            tokio::select! {
+            let is_woken = tokio::select! {
                 biased;
-                () = awaited.ended.notified() => {}
-                () = sleep_until(due.min(deadline)) => {
-                    // A waiter that is alone claims a last time. The polls of others go on without it.
-                    if due > deadline && awaited.waiters() > 1 {
-                        return Ok(Ok(Begin::InFlight));
-                    }
-                }
+                () = awaited.ended.notified() => true,
+                () = sleep_until(due.min(deadline)) => false,
+            };
+            // A waiter that is alone claims a last time. The polls of others go on without it.
+            if !is_woken && due > deadline && awaited.waiters() > 1 {
+                return Ok(Ok(Begin::InFlight));
             }
-            admission.admit(deadline).await?;
+            let Some(turn) = admission.admit(deadline).await? else {
+                // The delivery that has ended gives its permit back soon.
+                if is_woken {
+                    *pauses = poll_delays();
+                }
+                continue;
+            };
             // It does not fail open: another delivery runs this event, so an error of the store must not start it
             // unprotected.
             let begun = ledger.begin(&awaited.keys, calls.again()).await;
+            drop(turn);
             if matches!(begun, Ok(Begin::Duplicate(_) | Begin::Mismatch(_))) {
                 awaited.ended.notify_one();
             }

@@ -1,12 +1,11 @@
 //! [`FaultyAdapter`]: a store with faults.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::future::pending;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::adapter::TransactionAdapter;
-use crate::adapter::around::{Around, Call, adapter_around};
+use crate::adapter::around::{Around, adapter_around};
 use crate::adapter::contract::{
     Abilities, CallTerms, ClaimReply, CompleteReply, Completion, DedupAdapter, Fetch, RenewReply,
     StoreFuture,
@@ -160,20 +159,20 @@ impl<A: Send + Sync> Around for FaultyAdapter<A> {
         &self.inner
     }
 
-    fn around<'a, T: fmt::Debug + Send + 'a>(
+    fn around<'a, T: Send + 'a>(
         &'a self,
-        call: Call<'a>,
+        method: &'static str,
+        terms: &'a CallTerms,
         make: impl FnOnce(&'a A) -> StoreFuture<'a, T> + Send + 'a,
     ) -> StoreFuture<'a, T> {
-        let kind = match call {
-            Call::Delivery("claim", ..) => StoreCall::Claim,
-            Call::Delivery("renew", ..) => StoreCall::Renew,
-            Call::Delivery("complete", ..) => StoreCall::Complete,
-            Call::Delivery("release", ..) => StoreCall::Release,
+        let kind = match method {
+            "claim" => StoreCall::Claim,
+            "renew" => StoreCall::Renew,
+            "complete" => StoreCall::Complete,
+            "release" => StoreCall::Release,
             _ => return make(&self.inner),
         };
-        let fetches = |terms: &CallTerms| terms.fetch() != Fetch::Nothing;
-        let is_fetch = matches!(call, Call::Delivery("claim", _, terms) if fetches(terms));
+        let is_fetch = kind == StoreCall::Claim && terms.fetch() != Fetch::Nothing;
         let failed = |kind| Err(StoreError::new(kind, "calling a faulty adapter"));
         Box::pin(async move {
             let mut fault = self.next(kind);

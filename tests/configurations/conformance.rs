@@ -9,8 +9,8 @@ use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqliteSynchronous};
 use sqlx::{Connection, PgConnection, SqlitePool};
 use tower_dedup::adapter::inspect::MaintenanceAdapter;
 use tower_dedup::adapter::{MemoryAdapter, PostgresAdapter, PostgresOptions, SqliteAdapter};
-use tower_dedup::conformance::{HandlerTransaction, SharedStore, Store, Transactional};
 use tower_dedup::internals::with_postgres_bounds;
+use tower_dedup_conformance::{HandlerTransaction, SharedStore, Store, Transactional};
 
 use support::places::{
     Memory, Postgres, RedisCluster, RedisReplicated, RedisSentinel, Sqlite, connect_in,
@@ -167,37 +167,37 @@ impl SharedStore for Partitioned {
 }
 
 mod memory_few_shards {
-    tower_dedup::conformance_suite!(super::FewShards: leases, stored_data, maintenance);
+    tower_dedup_conformance::conformance_suite!(super::FewShards: leases, stored_data, maintenance);
 }
 
 mod sqlite_users_pool {
-    tower_dedup::conformance_suite!(super::UsersPool: leases, stored_data, maintenance, inspection);
+    tower_dedup_conformance::conformance_suite!(super::UsersPool: leases, stored_data, maintenance, inspection);
 }
 
 mod postgres_serializable {
-    tower_dedup::conformance_suite!(super::Serializable: leases, stored_data, maintenance, inspection);
+    tower_dedup_conformance::conformance_suite!(super::Serializable: leases, stored_data, maintenance, inspection);
 }
 
 mod postgres_single {
-    tower_dedup::conformance_suite!(super::Single: leases, stored_data, maintenance, inspection);
+    tower_dedup_conformance::conformance_suite!(super::Single: leases, stored_data, maintenance, inspection);
 }
 
 mod postgres_partitioned {
-    tower_dedup::conformance_suite!(super::Partitioned: leases, stored_data, maintenance, inspection, completion, processes);
+    tower_dedup_conformance::conformance_suite!(super::Partitioned: leases, stored_data, maintenance, inspection, completion, processes);
 }
 
 mod boxed {
-    tower_dedup::conformance_suite!(super::Boxed: leases, stored_data, maintenance, inspection);
+    tower_dedup_conformance::conformance_suite!(super::Boxed: leases, stored_data, maintenance, inspection);
 }
 
 mod redis_sentinel {
-    tower_dedup::conformance_suite!(super::RedisSentinel: leases, stored_data, maintenance, inspection, processes);
+    tower_dedup_conformance::conformance_suite!(super::RedisSentinel: leases, stored_data, maintenance, inspection, processes);
 }
 
 mod redis_cluster {
-    tower_dedup::conformance_suite!(super::RedisCluster: leases, stored_data, maintenance, inspection, processes);
+    tower_dedup_conformance::conformance_suite!(super::RedisCluster: leases, stored_data, maintenance, inspection, processes);
 }
 
 mod redis_replicated {
-    tower_dedup::conformance_suite!(super::RedisReplicated: leases, stored_data, maintenance, inspection);
+    tower_dedup_conformance::conformance_suite!(super::RedisReplicated: leases, stored_data, maintenance, inspection);
 }

@@ -34,7 +34,7 @@ pub(super) fn adapter(pool: &PgPool) -> PostgresAdapter {
     adapter_with(pool, STATEMENT_TIMEOUT)
 }
 
-fn adapter_with(pool: &PgPool, statement: Duration) -> PostgresAdapter {
+pub(super) fn adapter_with(pool: &PgPool, statement: Duration) -> PostgresAdapter {
     let options = PostgresOptions::new().statement_timeout(statement);
     let options = options.transaction_idle_timeout(IDLE_BOUND);
     PostgresAdapter::with_options(pool.clone(), options)
@@ -102,6 +102,20 @@ pub(super) fn on_arrival(
 fn transactional(adapter: PostgresAdapter) -> DedupLayer<Transactional> {
     let layer = DedupLayer::transactional(by_header(), adapter).store_timeout(STORE_TIMEOUT);
     layer.lease(Duration::from_secs(1)).handler_timeout(2 * STORE_TIMEOUT)
+}
+
+/// The handler has nothing to write in a transaction: it depends on no pool.
+pub(super) fn without_a_transaction(
+    _: &PgPool,
+    adapter: PostgresAdapter,
+    handler: Boxed,
+) -> (DedupHandle, Boxed) {
+    let layer = transactional(adapter);
+    let handler = tower::service_fn(move |request: Request<Body>| {
+        request.extensions().get::<Delivery>().unwrap().nothing_to_write();
+        handler.clone().oneshot(request)
+    });
+    (layer.handle(), boxed(layer.layer(handler)))
 }
 
 /// Returns a pool that a handler may use, too. sqlx gives a connection back after a ping without a bound: without this

@@ -1,5 +1,5 @@
-//! A delivery takes its permit, then the inner service's readiness, then its claim. A delivery that
-//! waited for another delivery of its event keeps this order.
+//! A delivery takes its permit and the inner service's readiness, then its claim. So does a delivery that waited for
+//! another delivery of its event.
 
 use std::future::{Ready, ready};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

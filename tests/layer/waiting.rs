@@ -2,17 +2,21 @@
 
 use std::convert::Infallible;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures_util::future::join_all;
 use http::{Request, Response};
 use tokio::task::JoinHandle;
+use tokio::time::Instant;
 use tower::{Layer, Service, ServiceExt};
 use tower_dedup::adapter::MemoryAdapter;
 use tower_dedup::adapter::contract::DedupAdapter;
+use tower_dedup::ledger::Ledger;
 use tower_dedup::testing::StoreCall;
 use tower_dedup::{DedupLayer, OnInFlight, ResponseBody};
 
+use crate::hooked::{BEFORE, Hooked};
 use crate::lists::words;
 use support::ledgers::Inner;
 use support::log::Log;
@@ -91,6 +95,85 @@ async fn waiting_duplicates_of_one_event_leave_new_events_their_places() {
     assert_eq!(times(&duplicates, &answer(200, "duplicate")), 8);
     assert!(answers(other.into()).await.iter().all(|(status, _)| *status == 200));
     assert_eq!(held.runs(), 2);
+}
+
+/// Duplicates of many events that run in another process claim again and again, while no handler runs here. A claim takes
+/// 50 ms.
+#[tokio::test(start_paused = true)]
+async fn waiting_duplicates_of_many_events_refuse_no_new_event() {
+    for running in [1, 4, 32] {
+        refuses_no_new_event(running, |store| DedupLayer::new(by_header(), store)).await;
+        refuses_no_new_event(running, |store| DedupLayer::on_arrival(by_header(), store)).await;
+    }
+}
+
+async fn refuses_no_new_event<L: Ledger>(
+    running: usize,
+    layer: impl FnOnce(Arc<Hooked>) -> DedupLayer<L>,
+) {
+    let is_slow = Arc::new(AtomicBool::new(false));
+    let slow = Arc::clone(&is_slow);
+    let store = Arc::new(Hooked::default().on(BEFORE, StoreCall::Claim, move |_, _| {
+        let pause = Duration::from_millis(if slow.load(Ordering::SeqCst) { 50 } else { 0 });
+        async move {
+            tokio::time::sleep(pause).await;
+            Ok(())
+        }
+    }));
+    let (elsewhere, handler) = (terms(), Handler::default());
+    let layer = layer(Arc::clone(&store)).max_running(running);
+    let layer = layer.on_in_flight(OnInFlight::Wait(MINUTE / 2));
+    let (handle, service) = (layer.handle(), layer.layer(handler.service()));
+    let mut duplicates = Vec::new();
+    let ids: Vec<_> = (0..250).map(|number| format!("elsewhere {number}")).collect();
+    for id in &ids {
+        store.store.claim(&dedup_key(id), &elsewhere).await.unwrap();
+        duplicates.push(deliver(&service, request(id)));
+        until(|| handle.waiting() == duplicates.len()).await;
+    }
+    is_slow.store(true, Ordering::SeqCst);
+    for new in 0..100 {
+        let response = send(&service, request(&format!("new {new}"))).await;
+        assert_eq!(answered(&response), (200, None), "{new}, max_running {running}");
+    }
+    // As many at once as may run.
+    for round in 0..8 {
+        let new = |number| deliver(&service, request(&format!("new {round} {number}")));
+        let answers = answers((0..running).map(new).collect()).await;
+        assert_eq!(times(&answers, &(200, None)), running, "{answers:?}");
+    }
+    assert_eq!((handler.runs(), handle.waiting()), (100 + 8 * running, ids.len()));
+    is_slow.store(false, Ordering::SeqCst);
+    for id in &ids {
+        store.store.complete(&dedup_key(id), &elsewhere).await.unwrap();
+    }
+    let answers = answers(duplicates).await;
+    assert_eq!(times(&answers, &answer(200, "duplicate")), ids.len());
+}
+
+/// A waiting delivery that claims again gives its permit back soon; a handler does not.
+#[tokio::test(start_paused = true)]
+async fn new_event_is_refused_at_once_while_handlers_have_all_permits() {
+    let (store, held) = (memory(), Handler::default());
+    held.hold();
+    let layer = DedupLayer::new(by_header(), Arc::clone(&store)).max_running(2);
+    let layer = layer.on_in_flight(OnInFlight::Wait(MINUTE));
+    let (handle, service) = (layer.handle(), layer.layer(held.service()));
+    store.claim(&dedup_key("elsewhere"), &terms()).await.unwrap();
+    let waits = deliver(&service, request("elsewhere"));
+    until(|| handle.waiting() == 1).await;
+    let runs = ["a", "b"].map(|id| deliver(&service, request(id)));
+    held.running(2).await;
+    for new in 0..50 {
+        let start = Instant::now();
+        let response = send(&service, request(&new.to_string())).await;
+        assert_eq!(answered(&response), (503, Some("unavailable")));
+        assert_eq!(start.elapsed(), Duration::ZERO);
+        tokio::time::sleep(Duration::from_millis(17)).await;
+    }
+    held.release();
+    assert!(answers(runs.into()).await.iter().all(|(status, _)| *status == 200));
+    waits.abort();
 }
 
 /// Each delivery claims once when it comes. After that, one of those that wait claims for all.

@@ -6,8 +6,8 @@ use std::time::Duration;
 use sqlx::Executor;
 use tower_dedup::adapter::inspect::MaintenanceAdapter;
 use tower_dedup::adapter::{MemoryAdapter, PostgresOptions, Purging, SqliteAdapter, SqliteOptions};
-use tower_dedup::conformance::{SharedStore, Store};
 use tower_dedup::internals::{with_postgres_bounds, with_sqlite_bounds};
+use tower_dedup_conformance::{SharedStore, Store};
 
 use support::places::{Place, Postgres, Redis, Shared, Sqlite, connect_in};
 use support::redis::{command, keys_of};

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tower_dedup::DedupKey;
 use tower_dedup::adapter::MemoryAdapter;
 use tower_dedup::adapter::contract::{CallTerms, ClaimReply, DedupAdapter, StoreFuture};
-use tower_dedup::conformance::Store;
+use tower_dedup_conformance::Store;
 
 use support::places::{Memory, Postgres, Redis, Sqlite};
 
@@ -50,28 +50,28 @@ impl Store for PlainStore {
 }
 
 mod memory {
-    tower_dedup::conformance_suite!(super::Memory: leases, stored_data, maintenance);
+    tower_dedup_conformance::conformance_suite!(super::Memory: leases, stored_data, maintenance);
 }
 
 mod sqlite {
-    tower_dedup::conformance_suite!(
+    tower_dedup_conformance::conformance_suite!(
         super::Sqlite: leases, stored_data, maintenance, inspection, completion, corrupt_data, processes
     );
 }
 
 mod postgres {
-    tower_dedup::conformance_suite!(
+    tower_dedup_conformance::conformance_suite!(
         super::Postgres: leases, stored_data, maintenance, inspection, completion, corrupt_data, processes, fence,
         held_rows
     );
 }
 
 mod redis {
-    tower_dedup::conformance_suite!(
+    tower_dedup_conformance::conformance_suite!(
         super::Redis: leases, stored_data, maintenance, inspection, corrupt_data, processes, fence
     );
 }
 
 mod plain {
-    tower_dedup::conformance_suite!(super::PlainStore);
+    tower_dedup_conformance::conformance_suite!(super::PlainStore);
 }

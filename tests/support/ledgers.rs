@@ -9,9 +9,9 @@ use http::{Request, Response};
 use tower::Service;
 use tower_dedup::adapter::TransactionAdapter;
 use tower_dedup::adapter::inspect::MaintenanceAdapter;
-use tower_dedup::conformance::Store;
 use tower_dedup::ledger::{Lease, Ledger, OnArrival, Transactional};
 use tower_dedup::{DedupLayer, KeyExtractor, Replay};
+use tower_dedup_conformance::Store;
 
 use super::Body;
 pub use super::places::{

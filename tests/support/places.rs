@@ -19,10 +19,8 @@ use tower_dedup::adapter::{
     MemoryAdapter, PostgresAdapter, PostgresOptions, Purging, RedisAdapter, RedisOptions,
     SqliteAdapter, SqliteOptions, TransactionAdapter,
 };
-use tower_dedup::conformance::{
-    HandlerTransaction, RemoteStore, SharedStore, Store, Transactional,
-};
 use tower_dedup::{BoxError, DedupKey};
+use tower_dedup_conformance::{HandlerTransaction, RemoteStore, SharedStore, Store, Transactional};
 
 use super::postgres::Schema;
 use super::proxy::through;

@@ -1,7 +1,7 @@
 //! The proxy of the conformance suite, in front of a Postgres server.
 
 use sqlx::postgres::{PgConnectOptions, PgSslMode};
-pub use tower_dedup::conformance::{Cut, Proxy};
+pub use tower_dedup_conformance::{Cut, Proxy};
 
 /// Starts a proxy to the server of these options.
 pub async fn to_postgres(options: &PgConnectOptions) -> Proxy {

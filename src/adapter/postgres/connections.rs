@@ -19,10 +19,12 @@
 //!
 //! 1. An abandoned statement is counted until one succeeds that may wait for as much: see [`Work`].
 //! 2. From [`MOST`] on, only one session sends at a time, the *probe*, and the others wait for its end. Those that were
-//!    sending before may be abandoned too. So there are at most as many sessions as this number and the connections,
-//!    and the probe.
-//! 3. A probe waits for as long as there have been so many, because one that is abandoned leaves one more session. If
-//!    its connection falls silent meanwhile, the adapter waits in vain for that long.
+//!    sending before may be abandoned too. A read goes on beside the probe while no read was abandoned. So there are at
+//!    most as many sessions as this number and the connections, [`OTHERS`] that read, and the probe.
+//! 3. A probe waits for as long as there have been so many, because one that is abandoned leaves one more session.
+//! 4. Its connection may fall silent meanwhile: the fault may end by a failover. So the adapter asks the server
+//!    over a new connection, again and again, whether it runs the probe. If not, the probe is abandoned at once: it
+//!    leaves no session on this server. If nobody answers, or the answer may be wrong, the probe waits on.
 
 use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -34,10 +36,10 @@ use sqlx::{AssertSqlSafe, Row};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{self, sleep, timeout};
 
-use super::super::sql::statement::query;
+use super::super::sql::statement::{fill, query};
 use super::errors::{is_broken, is_conflict, is_gone, is_timed_out, timed_out};
 use super::params::Bind;
-use super::statements::{Replanner, TAG};
+use super::statements::{Replanner, TAG, literal};
 use crate::observe;
 
 /// How long opening a connection may take, over all tries.
@@ -59,6 +61,12 @@ const MOST: usize = 8;
 const PROBE: u32 = 12;
 /// How many sessions send beside the batches: those of operators, purges, and reads of stored responses.
 const OTHERS: usize = 4;
+/// Whether the server does not run the statement that begins with `{probe}`. True only if the reply can be trusted: the
+/// server is no standby, and the view shows the statements of this role, such as this one.
+const IS_LOST: &str = "SELECT NOT pg_is_in_recovery() \
+     AND bool_or(pid = pg_backend_pid() AND starts_with(query, {tag})) \
+     AND NOT bool_or(state = 'active' AND starts_with(query, {probe})) \
+     FROM pg_stat_activity";
 
 /// The user's pool, and the connections that are beside it.
 pub(super) struct Connections {
@@ -127,14 +135,15 @@ impl Connections {
         sql: &Arc<str>,
         bind: Option<Bind<'_>>,
     ) -> Result<Fetched, sqlx::Error> {
-        let (sql, bound) = (&self.replanner.text(sql), permission.bound(bound));
+        let (sql, bound) = (self.replanner.text(sql), permission.bound(bound));
         let pauses = ExponentialBuilder::new().with_min_delay(Duration::from_millis(1));
         let pauses = pauses.with_max_delay(Duration::from_millis(50)).with_jitter();
         let mut pauses = pauses.with_max_times(REPEATS).build();
         let mut lost = None;
         loop {
+            let (sql, mark) = permission.mark(&sql);
             let sent = match self.lend().await {
-                Ok(own) => self.send(own, (work, bound), sql, bind).await,
+                Ok(own) => self.send(own, (work, bound), (&sql, mark.as_deref()), bind).await,
                 Err(error) => return Err(lost.unwrap_or(error)),
             };
             let error = match sent {
@@ -200,7 +209,7 @@ impl Connections {
         &self,
         mut own: Own,
         (work, bound): (Work, Duration),
-        sql: &Arc<str>,
+        sql: (&Arc<str>, Option<&str>),
         bind: Option<Bind<'_>>,
     ) -> Result<Vec<PgRow>, sqlx::Error> {
         let mut sent = Sent { connections: self, work, is_abandoned: true, is_lost: true };
@@ -218,12 +227,13 @@ impl Connections {
         fetched
     }
 
-    /// Waits for the reply to a statement until `bound`.
+    /// Waits for the reply to a statement until `bound`; for that to a probe, which has a mark, no longer than the server
+    /// runs it.
     async fn reply(
         &self,
         connection: &mut PgConnection,
         bound: Duration,
-        sql: &Arc<str>,
+        (sql, mark): (&Arc<str>, Option<&str>),
         bind: Option<Bind<'_>>,
     ) -> Result<Vec<PgRow>, sqlx::Error> {
         let mut reply = pin!(async {
@@ -241,8 +251,35 @@ impl Connections {
             return reply;
         }
         self.close_idle();
-        let reply = timeout(bound.saturating_sub(LATE), reply).await;
+        let reply = timeout(bound.saturating_sub(LATE), reply);
+        let reply = match mark {
+            None => reply.await,
+            // Boxed, because few statements are probes.
+            Some(mark) => tokio::select! {
+                biased;
+                reply = reply => reply,
+                () = Box::pin(self.lost(mark)) => return Err(timed_out()),
+            },
+        };
         reply.unwrap_or_else(|_| Err(timed_out()))
+    }
+
+    /// Returns once the server says that it does not run the probe with this mark. Asks as often as another statement may
+    /// take.
+    async fn lost(&self, mark: &str) {
+        let values = [("tag", &*literal(TAG)), ("probe", &*literal(mark))];
+        let sql: Arc<str> = [TAG, &fill(IS_LOST, &values)].concat().into();
+        let is_lost = async || {
+            let mut own = self.open().await?;
+            let sql = sqlx::raw_sql(AssertSqlSafe(Arc::clone(&sql)));
+            sql.fetch_one(&mut own.connection).await?.try_get::<bool, _>(0)
+        };
+        loop {
+            sleep(self.senders.statement_timeout.max(LATE)).await;
+            if let Ok(Ok(true)) = timeout(CONNECT, is_lost()).await {
+                return;
+            }
+        }
     }
 
     /// Closes the connections beside the pool. Later calls fail.
@@ -317,15 +354,28 @@ pub(super) enum Sender {
 
 /// The permission to send statements, one at a time.
 pub(super) struct Permission {
-    _bounded: Option<OwnedSemaphorePermit>,
-    /// Of the probe, which has this time for a statement.
+    _place: Option<OwnedSemaphorePermit>,
+    /// The turn of the probe, which has this time for a statement.
     probe: Option<(OwnedSemaphorePermit, Duration)>,
 }
 
 impl Permission {
+    pub(super) fn is_probe(&self) -> bool {
+        self.probe.is_some()
+    }
+
     /// Returns how long a statement may take.
     fn bound(&self, usual: Duration) -> Duration {
         self.probe.as_ref().map_or(usual, |(_, bound)| usual.max(*bound))
+    }
+
+    /// Returns the statement as it is sent. That of a probe begins with a mark, by which the server is asked for it.
+    fn mark(&self, sql: &Arc<str>) -> (Arc<str>, Option<String>) {
+        if !self.is_probe() {
+            return (Arc::clone(sql), None);
+        }
+        let mark = format!("{TAG}/* {:032x} */ ", rand::random::<u128>());
+        ([&mark, &**sql].concat().into(), Some(mark))
     }
 }
 
@@ -333,8 +383,7 @@ pub(super) struct Senders {
     alone: Arc<Semaphore>,
     others: Arc<Semaphore>,
     probe: Arc<Semaphore>,
-    /// The least time of a probe.
-    probe_timeout: Duration,
+    statement_timeout: Duration,
     abandoned: Mutex<Abandoned>,
 }
 
@@ -350,34 +399,50 @@ impl Abandoned {
     fn are_too_many(&self) -> bool {
         self.counts.iter().sum::<usize>() >= MOST
     }
+
+    /// Returns `true` if only the probe may send such a statement.
+    fn hold_up(&self, work: Work) -> bool {
+        self.are_too_many() && (work != Work::Read || self.counts[Work::Read as usize] > 0)
+    }
 }
 
 impl Senders {
     fn new(alone: usize, statement_timeout: Duration) -> Self {
         let of = |count: usize| Arc::new(Semaphore::new(count.min(Semaphore::MAX_PERMITS)));
         let [alone, others, probe] = [alone, OTHERS, 1].map(of);
-        let probe_timeout = statement_timeout.saturating_mul(PROBE);
-        Self { alone, others, probe, probe_timeout, abandoned: Mutex::default() }
+        Self { alone, others, probe, statement_timeout, abandoned: Mutex::default() }
     }
 
-    /// Waits until this sender may send.
-    pub(super) async fn permission(&self, sender: Sender) -> Permission {
+    /// Waits until this sender may send such a statement, and those that wait for less.
+    pub(super) async fn permission(&self, sender: Sender, work: Work) -> Permission {
         // No semaphore is ever closed.
         let acquire = async |of: &Arc<Semaphore>| Arc::clone(of).acquire_owned().await.ok();
-        let bounded = match sender {
-            Sender::Batch => None,
-            Sender::Alone => acquire(&self.alone).await,
-            Sender::Other => acquire(&self.others).await,
-        };
-        if !self.abandoned().are_too_many() {
-            return Permission { _bounded: bounded, probe: None };
+        loop {
+            // Whoever waits for the turn holds no place: reads need the places.
+            if !self.abandoned().hold_up(work) {
+                let place = match sender {
+                    Sender::Batch => None,
+                    Sender::Alone => acquire(&self.alone).await,
+                    Sender::Other => acquire(&self.others).await,
+                };
+                if !self.abandoned().hold_up(work) {
+                    return Permission { _place: place, probe: None };
+                }
+            }
+            let turn = acquire(&self.probe).await;
+            let abandoned = self.abandoned();
+            if abandoned.hold_up(work) {
+                let lasted = abandoned.since.map_or(Duration::ZERO, |since| since.elapsed());
+                let bound = self.statement_timeout.saturating_mul(PROBE).max(lasted);
+                return Permission { _place: None, probe: turn.map(|turn| (turn, bound)) };
+            }
         }
-        let probe = acquire(&self.probe).await;
+    }
+
+    /// Returns `true` if writes wait for the probe, and reads do not.
+    pub(super) fn only_reads(&self) -> bool {
         let abandoned = self.abandoned();
-        let lasted = abandoned.since.map_or(Duration::ZERO, |since| since.elapsed());
-        let probe = probe.filter(|_| abandoned.are_too_many());
-        let probe = probe.map(|permit| (permit, self.probe_timeout.max(lasted)));
-        Permission { _bounded: bounded, probe }
+        abandoned.are_too_many() && !abandoned.hold_up(Work::Read)
     }
 
     fn abandoned_one(&self, work: Work) {
@@ -410,6 +475,7 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
+    /// A read goes on beside the probe, and beside any number of writes that wait for it, unless a read was abandoned.
     #[tokio::test(start_paused = true)]
     async fn only_one_session_sends_after_many_were_abandoned_until_one_succeeds() {
         // An answer to a read says nothing of writes, nor one to a write that does not wait for the disk of those that do.
@@ -423,17 +489,25 @@ mod tests {
         ] {
             let senders = Senders::new(1, SECOND);
             for _ in 0..MOST {
-                let permission = senders.permission(Sender::Batch).await;
+                let permission = senders.permission(Sender::Batch, Work::DurableWrite).await;
                 assert_eq!(permission.bound(SECOND), SECOND);
                 senders.abandoned_one(lost);
             }
-            let probe = senders.permission(Sender::Batch).await;
+            let probe = senders.permission(Sender::Batch, Work::DurableWrite).await;
             assert_eq!(probe.bound(SECOND), 12 * SECOND);
-            let mut waiting = Box::pin(senders.permission(Sender::Other));
-            assert!(waiting.as_mut().now_or_never().is_none(), "{lost:?}");
+            let waits = || Box::pin(senders.permission(Sender::Other, Work::DurableWrite));
+            let mut all_waiting: Vec<_> = (0..=OTHERS).map(|_| waits()).collect();
+            for waiting in &mut all_waiting {
+                assert!(waiting.now_or_never().is_none(), "{lost:?}");
+            }
+            let read = senders.permission(Sender::Other, Work::Read).now_or_never();
+            let beside = read.is_some_and(|read| !read.is_probe());
+            assert_eq!((beside, senders.only_reads()), (lost != Work::Read, beside), "{lost:?}");
+            let waiting = all_waiting.swap_remove(0);
+            drop(all_waiting);
             time::advance(60 * SECOND).await;
             senders.succeeded(succeeded);
-            let others = senders.permission(Sender::Batch).now_or_never();
+            let others = senders.permission(Sender::Batch, Work::DurableWrite).now_or_never();
             assert_eq!(others.is_some(), is_over, "{lost:?} {succeeded:?}");
             drop(probe);
             let bound = waiting.await.bound(SECOND);
@@ -449,10 +523,10 @@ mod tests {
             time::advance(86_400 * SECOND).await;
             senders.abandoned_one(Work::DurableWrite);
         }
-        let bound = senders.permission(Sender::Batch).await.bound(SECOND);
+        let bound = senders.permission(Sender::Batch, Work::DurableWrite).await.bound(SECOND);
         assert_eq!(bound, 12 * SECOND);
         time::advance(60 * SECOND).await;
-        let bound = senders.permission(Sender::Batch).await.bound(SECOND);
+        let bound = senders.permission(Sender::Batch, Work::DurableWrite).await.bound(SECOND);
         assert_eq!(bound, 60 * SECOND);
     }
 }

@@ -26,25 +26,22 @@ impl MaintenanceAdapter for PostgresAdapter {
     fn purge(&self, limit: u32) -> StoreFuture<'_, u64> {
         Box::pin(async move {
             let store = ready(self).await?;
-            let bind = |query: Bound| query.bind(i64::from(limit));
-            let purged =
-                store.fetch(LONG_WRITE, &store.statements(Wait::Briefly).purge, &bind).await;
+            let bind = move |query: Bound| query.bind(i64::from(limit));
+            let all = store.statements(Wait::Briefly);
+            let purged = store.fetch("purging", LONG_WRITE, &all.purge, bind).await?;
             let count =
                 purged.and_then(|it| it.rows.first().map_or(Ok(0), |row| row.count("count")));
-            if count.as_ref().is_ok_and(|count| *count > 0) {
-                store.connections.senders.succeeded(Work::DurableWrite);
-            }
             count.map_err(|error| store_error("purging", error))
         })
     }
 
     fn stats(&self) -> StoreFuture<'_, Stats> {
         Box::pin(async move {
+            const CONTEXT: &str = "reading statistics";
             let store = ready(self).await?;
-            let read = async {
-                let read = store
-                    .fetch(LONG_READ, &store.statements(Wait::Briefly).stats, &|query| query)
-                    .await?;
+            let all = store.statements(Wait::Briefly);
+            let read = store.fetch(CONTEXT, LONG_READ, &all.stats, |query| query).await?;
+            let read = read.and_then(|read| {
                 let Some(row) = read.rows.first() else { return Ok(Stats::default()) };
                 let mut stats = Stats { bytes: Some(row.count("bytes")?), ..stats(row)? };
                 if !stats.is_exact {
@@ -54,8 +51,8 @@ impl MaintenanceAdapter for PostgresAdapter {
                     stats.complete += more;
                 }
                 Ok(stats)
-            };
-            read.await.map_err(|error| store_error("reading statistics", error))
+            });
+            read.map_err(|error| store_error(CONTEXT, error))
         })
     }
 
@@ -65,37 +62,40 @@ impl MaintenanceAdapter for PostgresAdapter {
         after: Option<&'a str>,
         limit: u32,
     ) -> StoreFuture<'a, Listing> {
+        const CONTEXT: &str = "listing keys";
         // With 0, the list would never end.
         let limit = limit.max(1);
         Box::pin(async move {
-            let store = ready(self).await?;
+            let (store, filter) = (ready(self).await?, filter.clone());
             // No key is 0: it is a part of a SHA-256.
             let after = after.map_or(Ok(Uuid(0)), read_cursor)?;
-            let bind = |query: Bound| {
+            let bind = move |query: Bound| {
                 query
                     .bind(after)
                     // The numbers of `sql/state.sql`.
                     .bind(filter.state.map(|state| state as i32 + 1))
-                    .bind(filter.namespace.as_deref())
+                    .bind(filter.namespace.clone())
                     .bind(filter.since.map(since_ms))
                     .bind(filter.attempts_over.map(i64::from))
-                    .bind(filter.id_part.as_deref())
+                    .bind(filter.id_part.clone())
                     .bind(i64::from(limit))
             };
             let cursor = |row: &PgRow| Ok(cursor_at(row.try_get::<Uuid, _>("key")?.0));
             let read = |row: &PgRow| read_row(row, Fetch::Nothing);
-            let listed = store.fetch(LONG_READ, &store.statements(Wait::Briefly).list, &bind).await;
+            let all = store.statements(Wait::Briefly);
+            let listed = store.fetch(CONTEXT, LONG_READ, &all.list, bind).await?;
             let listed = listed.and_then(|it| listing(&it.rows, limit, cursor, read));
-            listed.map_err(|error| store_error("listing keys", error))
+            listed.map_err(|error| store_error(CONTEXT, error))
         })
     }
 
     /// Reads a key on any server.
     fn get<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, Option<Entry>> {
         Box::pin(async move {
-            let fault = |error| store_error("looking up a key", error);
+            const CONTEXT: &str = "looking up a key";
+            let fault = |error| store_error(CONTEXT, error);
             let (store, fetch) = (ready(self).await?, Fetch::DigestAndResponse);
-            let row = store.read_key(key, fetch, true).await.map_err(fault)?;
+            let row = store.read_key(CONTEXT, key, fetch, true).await?;
             let Some(row) = row else { return Ok(None) };
             read_row(&row, fetch).entry(row.text("event_type").map_err(fault)?)
         })
@@ -108,7 +108,7 @@ impl MaintenanceAdapter for PostgresAdapter {
             let fault = |error| store_error(CONTEXT, error);
             let store = ready(self).await?;
             for _ in 0..TRIES {
-                let row = store.read_key(key, Fetch::Nothing, false).await.map_err(fault)?;
+                let row = store.read_key(CONTEXT, key, Fetch::Nothing, false).await?;
                 let Some(row) = row.map(|row| read_row(&row, Fetch::Nothing)) else {
                     return Ok(ForgetReply::Missing);
                 };
@@ -116,14 +116,15 @@ impl MaintenanceAdapter for PostgresAdapter {
                     return Ok(reply);
                 }
                 let all = store.statements(Wait::Briefly);
-                let bind = |query: Bound| query.bind(Uuid(key_hash(key))).bind(row.version);
-                let forgotten = store.fetch((Work::DurableWrite, 1), &all.forget, &bind).await;
+                let (key, version) = (Uuid(key_hash(key)), row.version);
+                let bind = move |query: Bound| query.bind(key).bind(version);
+                let write = (Work::DurableWrite, 1);
+                let forgotten = store.fetch(CONTEXT, write, &all.forget, bind).await?;
                 if forgotten.as_ref().is_err_and(is_locked) {
                     return Ok(ForgetReply::InFlight);
                 }
                 let Fetched { rows, lost_reply } = forgotten.map_err(fault)?;
                 if !rows.is_empty() {
-                    store.connections.senders.succeeded(Work::DurableWrite);
                     return Ok(ForgetReply::Removed);
                 }
                 // The lost try may have written the row, or another call has.

@@ -117,7 +117,8 @@ impl PostgresOptions {
     /// fallen silent, without a reset, costs this time once and no more. Choose more than the layer's
     /// `store_timeout`, which ends the wait of a caller. Choose less than a third of the lease, so that a
     /// renewal that was lost can be made again. Statements of a purge, of statistics and of a list have six
-    /// times as long; migrating has ten minutes.
+    /// times as long; migrating has ten minutes. A call of an operator ends within the time of one statement, with
+    /// [`StoreErrorKind::Timeout`](crate::StoreErrorKind::Timeout); `forget`, which reads and writes, within two.
     ///
     /// A time below 1 ms is invalid.
     pub fn statement_timeout(self, timeout: Duration) -> Self {

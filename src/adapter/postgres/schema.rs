@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sqlx::Row as _;
+use tokio::time::timeout;
 
 use super::super::sql::statement::render;
 use super::connections::{Sender, Work};
@@ -21,7 +22,7 @@ const MAINTENANCE_TIMEOUT: Duration = Duration::from_secs(600);
 
 impl PostgresStore {
     /// Finds the table, or makes it.
-    pub(super) async fn migrate(&self) -> Result<(), StoreError> {
+    pub(super) async fn migrate(self: &Arc<Self>) -> Result<(), StoreError> {
         let _turn = self.migration.lock().await;
         self.find_or_make(true, None).await
     }
@@ -29,19 +30,18 @@ impl PostgresStore {
     /// Finds the table. Makes it if it is missing and this is allowed. A migration waits for `lock_timeout`
     /// for another one.
     pub(super) async fn find_or_make(
-        &self,
+        self: &Arc<Self>,
         may_make: bool,
         lock_timeout: Option<Duration>,
     ) -> Result<(), StoreError> {
         let fault = |error| store_error(PREPARING, error);
         let refused = |text| Err(StoreError::new(StoreErrorKind::Refused, text));
-        let permission = &self.connections.senders.permission(Sender::Other).await;
         let read = async |sql: &Arc<str>| {
-            let work = (Work::Read, self.options.statement_timeout);
-            let read = self.connections.fetch(permission, work, sql, Some(&|query| query)).await;
-            read.and_then(|read| read.rows.into_iter().next().ok_or(sqlx::Error::RowNotFound))
+            let read = self.fetch(PREPARING, (Work::Read, 1), sql, |query| query).await?;
+            let row = read.map(|read| read.rows.into_iter().next());
+            row.and_then(|row| row.ok_or(sqlx::Error::RowNotFound)).map_err(fault)
         };
-        let found = read(&self.statements(Wait::Briefly).find).await.map_err(fault)?;
+        let found = read(&self.statements(Wait::Briefly).find).await?;
         let encoding: String = found.try_get("encoding").map_err(fault)?;
         // SQL_ASCII takes every byte. All other encodings lack characters that an id may have, and
         // would refuse its deliveries for ever.
@@ -62,7 +62,7 @@ impl PostgresStore {
         // Without the table, and without the right to make it, the server's error says so.
         let mut is_current = false;
         if exists || !may_make {
-            let version = read(&statements[0].version).await.map_err(fault)?;
+            let version = read(&statements[0].version).await?;
             is_current = version.try_get::<i32, _>(0).map_err(fault)? >= VERSION;
         }
         if !is_current && !may_make {
@@ -72,8 +72,11 @@ impl PostgresStore {
             // One message: if the call is dropped, the server still commits all of it or nothing.
             let sql = migration(create_sql(&name), lock_timeout);
             let bound = lock_timeout.map_or(MAINTENANCE_TIMEOUT, |wait| 2 * wait);
+            let turn = self.connections.senders.permission(Sender::Other, Work::DurableWrite);
+            let turn = timeout(self.options.statement_timeout, turn).await;
+            let turn = turn.map_err(|_| StoreError::new(StoreErrorKind::Timeout, PREPARING))?;
             let work = (Work::DurableWrite, bound);
-            self.connections.fetch(permission, work, &sql.into(), None).await.map_err(fault)?;
+            self.connections.fetch(&turn, work, &sql.into(), None).await.map_err(fault)?;
             self.connections.senders.succeeded(Work::DurableWrite);
         }
         let options = self.connections.pool.connect_options();

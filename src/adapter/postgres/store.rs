@@ -24,12 +24,13 @@ use std::time::{Duration, Instant};
 
 use sqlx::Row as _;
 use sqlx::postgres::{PgConnection, PgPool, PgRow, Postgres};
+use tokio::time::timeout;
 
 use super::super::contract::{CallTerms, ClaimReply, Completion, Fetch, RenewReply};
 use super::super::sql::statement::query;
 use super::super::sql::{
     Common, Failed, Kind, READING_RESPONSE, Row, RowCall, RowExecutor, RowReply, SqlStore, TRIES,
-    completed, in_task, unanswered,
+    completed, in_task, unanswered, without_response,
 };
 use super::completion::completion;
 use super::connections::{Connections, Fetched, Permission, Sender, Work};
@@ -104,28 +105,55 @@ impl PostgresStore {
     }
 
     /// Runs one statement beside the batches, within so many times the usual bound. It is its own transaction.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreErrorKind::Timeout`]: the bound is over. It holds for the turn and the statement together, because the
+    /// caller may have no bound of its own.
     pub(super) async fn fetch(
-        &self,
+        self: &Arc<Self>,
+        context: &'static str,
         (work, times): (Work, u32),
         sql: &Arc<str>,
-        bind: Bind<'_>,
-    ) -> Result<Fetched, sqlx::Error> {
-        let permission = self.connections.senders.permission(Sender::Other).await;
+        bind: impl Fn(Bound) -> Bound + Send + Sync + 'static,
+    ) -> Result<Result<Fetched, sqlx::Error>, StoreError> {
         let bound = self.options.statement_timeout.saturating_mul(times);
-        self.connections.fetch(&permission, (work, bound), sql, Some(bind)).await
+        let (store, sql) = (Arc::clone(self), Arc::clone(sql));
+        let send = move |permission| async move {
+            let Connections { senders, .. } = &store.connections;
+            let work = (work, bound);
+            let fetched = store.connections.fetch(&permission, work, &sql, Some(&bind)).await;
+            // A write returns a row only if it has written one.
+            if fetched.as_ref().is_ok_and(|fetched| !fetched.rows.is_empty()) {
+                senders.succeeded(work.0);
+            }
+            fetched
+        };
+        let fetched = async {
+            let permission = self.connections.senders.permission(Sender::Other, work).await;
+            if !permission.is_probe() {
+                return send(permission).await;
+            }
+            // Abandoned with its caller, it would leave one more session. It is lost only if the runtime ends.
+            tokio::spawn(send(permission)).await.unwrap_or(Err(sqlx::Error::WorkerCrashed))
+        };
+        let fetched = timeout(bound, fetched).await;
+        fetched.map_err(|_| StoreError::new(StoreErrorKind::Timeout, context))
     }
 
     /// Reads a row: on a primary, unless it may be `anywhere`.
     pub(super) async fn read_key(
-        &self,
+        self: &Arc<Self>,
+        context: &'static str,
         key: &DedupKey,
         fetch: Fetch,
         anywhere: bool,
-    ) -> Result<Option<PgRow>, sqlx::Error> {
-        let keys = [Uuid(key_hash(key))];
-        let bind = |query: Bound| query.bind(&keys[..]).bind(anywhere);
+    ) -> Result<Option<PgRow>, StoreError> {
+        let key = Uuid(key_hash(key));
+        let bind = move |query: Bound| query.bind([key]).bind(anywhere);
         let all = self.statements(Wait::Briefly);
-        let read = self.fetch((Work::Read, 1), all.read(fetch), &bind).await?;
+        let read = self.fetch(context, (Work::Read, 1), all.read(fetch), bind).await?;
+        let read = read.map_err(|error| store_error(context, error))?;
         Ok(read.rows.into_iter().next())
     }
 
@@ -158,7 +186,8 @@ impl SqlStore for PostgresStore {
     /// For one call at a time, and in a task of its own: a migration that was dropped would leave a session on the
     /// server.
     async fn prepare(self: &Arc<Self>) -> Result<(), StoreError> {
-        let (store, turn) = (Arc::clone(self), Arc::clone(&self.migration).lock_owned());
+        let store = Arc::clone(self);
+        let turn = timeout(2 * MIGRATION_WAIT, Arc::clone(&self.migration).lock_owned());
         let prepare = move |turn| async move {
             let _turn = turn;
             if store.common.has_table() {
@@ -166,7 +195,8 @@ impl SqlStore for PostgresStore {
             }
             store.find_or_make(store.options.makes_table, Some(MIGRATION_WAIT)).await
         };
-        let prepared = in_task(async { Ok(turn.await) }, prepare).await;
+        let late = |_| StoreError::new(StoreErrorKind::Timeout, PREPARING);
+        let prepared = in_task(async move { turn.await.map_err(late) }, prepare).await;
         prepared.unwrap_or_else(|| Err(StoreError::new(StoreErrorKind::Unavailable, PREPARING)))
     }
 
@@ -176,15 +206,31 @@ impl SqlStore for PostgresStore {
 
     async fn session(self: &Arc<Self>, alone: bool) -> Result<Session<'static>, StoreError> {
         let sender = if alone { Sender::Alone } else { Sender::Batch };
-        let permission = self.connections.senders.permission(sender).await;
+        let permission = self.connections.senders.permission(sender, Work::DurableWrite).await;
         let wait = if alone { Wait::Long } else { self.wait() };
         Ok(Session::new(Arc::clone(self), Link::Own(permission), wait))
     }
 
-    async fn read_response(&self, key: &DedupKey) -> Result<Option<Row>, StoreError> {
+    /// While writes wait for the probe, a claim reads beside the queue first: its key may be known, and a standby that is
+    /// missing delays no read.
+    async fn look_up(
+        self: &Arc<Self>,
+        key: &DedupKey,
+        terms: &CallTerms,
+    ) -> Result<Option<ClaimReply>, StoreError> {
+        if !self.connections.senders.only_reads() {
+            return Ok(None);
+        }
+        let fetch = without_response(terms.fetch());
+        let context = Kind::claim(terms).context();
+        // Boxed, because it is rare, and each call of a list is a future of its own.
+        let row = Box::pin(self.read_key(context, key, fetch, false)).await?;
+        Ok(row.map(|row| read_row(&row, fetch).claimed(terms)).transpose()?.flatten())
+    }
+
+    async fn read_response(self: &Arc<Self>, key: &DedupKey) -> Result<Option<Row>, StoreError> {
         let fetch = Fetch::DigestAndResponse;
-        let row = self.read_key(key, fetch, false).await;
-        let row = row.map_err(|error| store_error(READING_RESPONSE, error))?;
+        let row = self.read_key(READING_RESPONSE, key, fetch, false).await?;
         Ok(row.map(|row| read_row(&row, fetch)))
     }
 

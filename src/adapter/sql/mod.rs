@@ -13,16 +13,14 @@ mod store;
 
 pub(super) use batch::{
     Call, Failed, Kind, RowCall, RowExecutor, RowReply, TRIES, claimed, unanswered,
+    without_response,
 };
 pub(super) use inspection::{COUNTED, PORTION, listing, stats};
 #[cfg(feature = "postgres")]
 pub(super) use options::check_name;
 pub(super) use options::{SqlOptions, check_timeout, take_names};
 pub use purge::Purging;
+#[cfg(feature = "sqlite")]
+pub(super) use queue::{BatchExecutor, BatchItem, Batcher, Bounds};
 pub(super) use row::{Columns, Row, completed};
 pub(super) use store::{Common, READING_RESPONSE, SqlAdapter, SqlStore, in_task, ready, usable};
-#[cfg(feature = "sqlite")]
-pub(super) use {
-    batch::without_response,
-    queue::{BatchExecutor, BatchItem, Batcher, Bounds},
-};

@@ -136,7 +136,7 @@ pub(crate) trait SqlStore: Send + Sync + 'static {
     /// Responses are large, and a batch has many callers. So a batch reads at most digests, and each caller reads its own
     /// response afterwards. The store bounds how many read at once.
     fn read_response(
-        &self,
+        self: &Arc<Self>,
         key: &DedupKey,
     ) -> impl Future<Output = Result<Option<Row>, StoreError>> + Send;
 

@@ -234,7 +234,7 @@ impl SqlStore for SqliteStore {
         Ok(row.map(|row| row.claimed(terms)).transpose()?.flatten())
     }
 
-    async fn read_response(&self, key: &DedupKey) -> Result<Option<Row>, StoreError> {
+    async fn read_response(self: &Arc<Self>, key: &DedupKey) -> Result<Option<Row>, StoreError> {
         let _permit = self.response_reads.acquire().await;
         let read = self.read(&[key], Fetch::DigestAndResponse).await;
         let rows = read.map_err(|error| store_error(READING_RESPONSE, error))?;

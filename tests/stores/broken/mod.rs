@@ -9,7 +9,7 @@ mod wrapped;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use plain::{Edit, Fault, Plain, Sql};
-use tower_dedup::conformance::cases;
+use tower_dedup_conformance::cases;
 use wrapped::WrappedStore;
 
 /// Both stores are sound without a fault: it is the fault that fails a case.
@@ -21,11 +21,11 @@ mod sound {
     }
 
     mod plain {
-        tower_dedup::conformance_suite!(super::super::Plain<super::None>: fence);
+        tower_dedup_conformance::conformance_suite!(super::super::Plain<super::None>: fence);
     }
 
     mod wrapped {
-        tower_dedup::conformance_suite!(
+        tower_dedup_conformance::conformance_suite!(
             super::super::WrappedStore<{ super::super::wrapped::NO_FAULT }>: leases, stored_data, maintenance, corrupt_data
         );
     }

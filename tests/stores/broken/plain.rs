@@ -13,8 +13,8 @@ use tower_dedup::adapter::contract::{
     StoreFuture,
 };
 use tower_dedup::adapter::inspect::{Entry, ForgetReply, MaintenanceAdapter, Stats};
-use tower_dedup::conformance::{RemoteStore, Store};
 use tower_dedup::{DedupKey, StoreError, StoreErrorKind};
+use tower_dedup_conformance::{RemoteStore, Store};
 
 use support::postgres::Schema;
 use support::proxy::through;

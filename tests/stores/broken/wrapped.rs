@@ -12,8 +12,8 @@ use tower_dedup::adapter::contract::{
     StoredData,
 };
 use tower_dedup::adapter::inspect::{Entry, ForgetReply, KeyState, MaintenanceAdapter, Stats};
-use tower_dedup::conformance::Store;
 use tower_dedup::{DedupKey, StoreError, StoreErrorKind};
+use tower_dedup_conformance::Store;
 
 pub(super) const NO_FAULT: u8 = 0;
 pub(super) const INSERTED_ONCE: u8 = 1;

@@ -7,7 +7,7 @@ use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
 use tower_dedup::DedupKey;
 use tower_dedup::adapter::contract::{CallTerms, DedupAdapter, Token};
-use tower_dedup::conformance::Store;
+use tower_dedup_conformance::Store;
 
 use crate::server::Database;
 

@@ -14,10 +14,8 @@ use own_store::{MariaDbStore, Options};
 use sqlx::mysql::MySqlConnection;
 use sqlx::{AssertSqlSafe, Connection, Executor};
 use tower_dedup::adapter::contract::Completion;
-use tower_dedup::conformance::{
-    HandlerTransaction, RemoteStore, SharedStore, Store, Transactional,
-};
 use tower_dedup::{BoxError, DedupKey};
+use tower_dedup_conformance::{HandlerTransaction, RemoteStore, SharedStore, Store, Transactional};
 
 /// A shell that keeps the server. The pipe to its stdin breaks when the tests end, even by SIGKILL. Then it kills the
 /// server and deletes its folder.

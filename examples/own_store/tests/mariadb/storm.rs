@@ -18,8 +18,8 @@ use sqlx::AssertSqlSafe;
 use sqlx::mysql::MySqlPool;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
-use tower_dedup::conformance::Store;
 use tower_dedup::{BoxError, DedupLayer, Delivery, key};
+use tower_dedup_conformance::Store;
 
 use crate::server::Database;
 

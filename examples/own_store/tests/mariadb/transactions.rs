@@ -6,7 +6,7 @@ use sqlx::mysql::MySqlConnection;
 use sqlx::{AssertSqlSafe, Connection, Executor};
 use tower_dedup::DedupKey;
 use tower_dedup::adapter::contract::{CallTerms, Completion, DedupAdapter, Token};
-use tower_dedup::conformance::Store;
+use tower_dedup_conformance::Store;
 
 use crate::server::Database;
 

@@ -1,4 +1,4 @@
--- Deletes at most `$1` expired rows, the oldest first.
+-- Deletes at most `$1` expired rows, the oldest first. Returns their number, and no row if it has deleted none.
 --
 -- Rows that another statement has locked are skipped. So a purge waits for no row, and deadlocks with
 -- no batch, although it locks rows in another order. A lease may outlive the retention.
@@ -21,4 +21,4 @@ WITH purged AS (
   ))
   RETURNING 1
 )
-SELECT count(*) FROM purged
+SELECT count(*) FROM purged HAVING count(*) > 0

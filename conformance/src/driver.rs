@@ -4,13 +4,14 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use futures_util::future::try_join_all;
-
-use super::store::Store;
-use crate::adapter::contract::{
+use tower_dedup::DedupKey;
+use tower_dedup::adapter::contract::{
     CallTerms, ClaimReply, CompleteReply, DedupAdapter, RenewReply, Token,
 };
-use crate::adapter::inspect::MaintenanceAdapter;
-use crate::key::DedupKey;
+use tower_dedup::adapter::inspect::MaintenanceAdapter;
+
+use crate::case::Case;
+use crate::trace::Traced;
 
 /// Longer than any test takes, shorter than [`RETENTION`].
 pub(super) const LEASE: Duration = Duration::from_secs(60);
@@ -45,8 +46,8 @@ pub(super) fn at_once(terms: &CallTerms) -> CallTerms {
 ///
 /// - a claim: the attempt, `t` for a takeover; `D`uplicate, `-` in flight,
 /// - a renewal: `H`eld, `L`ost; a completion: `H`eld, `L`ease lost, `I`nserted; a release: nothing.
-pub(super) async fn reply<A: DedupAdapter + ?Sized>(
-    adapter: &A,
+pub(super) async fn reply(
+    adapter: &Traced,
     call: &str,
     key: &DedupKey,
     terms: &CallTerms,
@@ -57,19 +58,22 @@ pub(super) async fn reply<A: DedupAdapter + ?Sized>(
             RenewReply::Held => "H",
             RenewReply::Locked => "locked",
             RenewReply::Lost => "L",
+            other => panic!("{other:?}"),
         },
         "complete" => match adapter.complete(key, terms).await.unwrap() {
             CompleteReply::Held => "H",
             CompleteReply::LeaseLost => "L",
             CompleteReply::Inserted => "I",
+            other => panic!("{other:?}"),
         },
         "release" | "undo" => adapter.release(key, terms).await.map(|()| "").unwrap(),
         _ => match adapter.claim(key, terms).await.unwrap() {
-            ClaimReply::First { attempt, takeover } => {
+            ClaimReply::First { attempt, takeover, .. } => {
                 return format!("{attempt}{}", if takeover { "t" } else { "" });
             }
             ClaimReply::Duplicate(_) => "D",
             ClaimReply::InFlight => "-",
+            other => panic!("{other:?}"),
         },
     };
     letter.to_owned()
@@ -77,7 +81,7 @@ pub(super) async fn reply<A: DedupAdapter + ?Sized>(
 
 /// Makes calls for a new key, one after the other: `a claim 1` is a claim by token *a* with the [`reply`] `1`. `40 s` lets
 /// this time pass, and `40 back` sets the clock back. A lease is 60 s, the retention 3,600 s.
-pub(super) async fn story<S: Store>(store: &S, calls: &str) {
+pub(super) async fn story(store: &Case, calls: &str) {
     let key = key(&format!("story {:016x}", rand::random::<u64>()));
     let (adapter, mut tokens) = (store.adapter(), HashMap::new());
     for step in calls.split("; ") {
@@ -89,7 +93,7 @@ pub(super) async fn story<S: Store>(store: &S, calls: &str) {
             "back" => store.set_back(time()).await,
             _ => {
                 let terms = tokens.entry(who).or_insert_with(leased);
-                let reply = reply(&*adapter, call, &key, terms).await;
+                let reply = reply(&adapter, call, &key, terms).await;
                 assert_eq!(reply, words.next().unwrap_or_default(), "{step} of: {calls}");
             }
         }
@@ -100,7 +104,7 @@ pub(super) async fn story<S: Store>(store: &S, calls: &str) {
 macro_rules! stories {
     ($($(#[$doc:meta])+ fn $case:ident() { $($calls:expr;)+ })+) => {$(
         $(#[$doc])+
-        pub(super) async fn $case<S: Store>(store: S) {
+        pub(super) async fn $case(store: $crate::case::Case) {
             $(story(&store, $calls).await;)+
         }
     )+};
@@ -110,7 +114,7 @@ pub(super) use stories;
 /// Makes a row of this name for each key; its token is that of the terms.
 ///
 /// A row that is called *expired* was in the state before, and its retention has ended.
-pub(super) async fn prepare<S: Store>(store: &S, row: &str, keys: &[(DedupKey, CallTerms)]) {
+pub(super) async fn prepare(store: &Case, row: &str, keys: &[(DedupKey, CallTerms)]) {
     let adapter = store.adapter();
     let (is_expired, state) = row.strip_prefix("expired ").map_or((false, row), |row| (true, row));
     for (key, mine) in keys {
@@ -147,8 +151,8 @@ pub(super) fn is_duplicate(reply: &ClaimReply) -> bool {
 }
 
 /// Claims several keys at the same time. Returns the reply for each.
-pub(super) async fn claim_all<A: DedupAdapter + ?Sized>(
-    adapter: &A,
+pub(super) async fn claim_all(
+    adapter: &Traced,
     keys: &[DedupKey],
     terms: &CallTerms,
 ) -> Vec<ClaimReply> {
@@ -156,8 +160,8 @@ pub(super) async fn claim_all<A: DedupAdapter + ?Sized>(
 }
 
 /// Completes several keys at the same time. Returns the reply for each.
-pub(super) async fn complete_all<A: DedupAdapter + ?Sized>(
-    adapter: &A,
+pub(super) async fn complete_all(
+    adapter: &Traced,
     keys: &[DedupKey],
     terms: &CallTerms,
 ) -> Vec<CompleteReply> {
@@ -165,7 +169,7 @@ pub(super) async fn complete_all<A: DedupAdapter + ?Sized>(
 }
 
 /// Returns the number of stored keys, with expired keys that are not purged yet.
-pub(super) async fn rows<A: MaintenanceAdapter + ?Sized>(adapter: &A) -> u64 {
+pub(super) async fn rows(adapter: &Traced) -> u64 {
     let stats = adapter.stats().await.unwrap();
     assert!(stats.is_exact, "a small store is counted: {stats:?}");
     stats.rows

@@ -7,22 +7,24 @@ use std::time::Duration;
 
 use futures_util::future::{join_all, maybe_done};
 use tokio::task::JoinHandle;
+use tower_dedup::DedupKey;
+use tower_dedup::adapter::contract::{
+    CallTerms, ClaimReply, CompleteReply, DedupAdapter, RenewReply,
+};
+use tower_dedup::adapter::inspect::{MaintenanceAdapter, PURGE_GRACE};
 
-use super::super::driver::{
+use crate::case::Case;
+use crate::driver::{
     FIRST, LEASE, RETENTION, claim_all, complete_all, complete_at_once, is_duplicate, key, leased,
     reply, rows, story,
 };
-use super::super::store::{Maintained, Store};
-use crate::adapter::contract::{CallTerms, ClaimReply, CompleteReply, DedupAdapter, RenewReply};
-use crate::adapter::inspect::{MaintenanceAdapter, PURGE_GRACE};
-use crate::key::DedupKey;
 
 const WORKERS: usize = 16;
 const ROUNDS: usize = 60;
 
 /// 16 tasks claim keys for 60 rounds, those of a round at the same time. Asserts that each of 60 keys has one winner.
-async fn race<S: Store>(
-    store: S,
+async fn race(
+    store: Case,
     terms: fn() -> CallTerms,
     numbers: fn(worker: usize, round: usize) -> Vec<usize>,
 ) {
@@ -33,7 +35,7 @@ async fn race<S: Store>(
             for round in 0..ROUNDS {
                 let numbers = numbers(worker, round);
                 let keys: Vec<_> = numbers.iter().map(|number| key(&number.to_string())).collect();
-                let claimed = claim_all(&*adapter, &keys, &terms()).await;
+                let claimed = claim_all(&adapter, &keys, &terms()).await;
                 // Of any attempt: a second winner may have counted the first one.
                 won.extend(numbers.into_iter().zip(claimed).filter(|(_, it)| is_first(it)));
             }
@@ -55,27 +57,25 @@ async fn all_end<T>(tasks: impl Iterator<Item = JoinHandle<T>>) -> Vec<T> {
 }
 
 /// 16 workers claim 60 keys under a lease: each key is first once.
-pub(super) async fn workers_racing_for_a_lease_have_one_winner<S: Store>(store: S) {
+pub(super) async fn workers_racing_for_a_lease_have_one_winner(store: Case) {
     race(store, leased, |_, round| vec![round]).await;
 }
 
 /// 16 workers claim 60 keys that are complete at once: each key is first once.
-pub(super) async fn workers_racing_for_a_claim_complete_at_once_have_one_winner<S: Store>(
-    store: S,
-) {
+pub(super) async fn workers_racing_for_a_claim_complete_at_once_have_one_winner(store: Case) {
     race(store, complete_at_once, |_, round| vec![round]).await;
 }
 
 /// 16 workers claim 60 keys whose lease lapsed: each key is taken over once.
-pub(super) async fn workers_racing_for_a_lapsed_lease_have_one_winner<S: Store>(store: S) {
+pub(super) async fn workers_racing_for_a_lapsed_lease_have_one_winner(store: Case) {
     let keys: Vec<_> = (0..ROUNDS).map(|round| key(&round.to_string())).collect();
-    claim_all(&*store.adapter(), &keys, &leased()).await;
+    claim_all(&store.adapter(), &keys, &leased()).await;
     store.advance(LEASE).await;
     race(store, leased, |_, round| vec![round]).await;
 }
 
 /// Workers claim overlapping keys, eight at the same time. No call deadlocks, and each key is first once.
-pub(super) async fn claims_of_overlapping_keys_have_one_winner_for_each<S: Store>(store: S) {
+pub(super) async fn claims_of_overlapping_keys_have_one_winner_for_each(store: Case) {
     race(store, leased, |worker, round| {
         (0..8).map(|next| (7 * round + 3 * worker + next) % ROUNDS).collect()
     })
@@ -84,7 +84,7 @@ pub(super) async fn claims_of_overlapping_keys_have_one_winner_for_each<S: Store
 
 /// 64 calls of each kind that hang, because no task polls them, block no other call: later calls of every kind succeed
 /// within 20 s. So do the hanging calls once they are polled again.
-pub(super) async fn hanging_calls_block_no_other_call<S: Maintained>(store: S) {
+pub(super) async fn hanging_calls_block_no_other_call(store: Case) {
     const BOUND: Duration = Duration::from_secs(20);
     let adapter = store.adapter();
     for polls in [1, 4] {
@@ -93,10 +93,10 @@ pub(super) async fn hanging_calls_block_no_other_call<S: Maintained>(store: S) {
             keys.collect::<Vec<_>>()
         };
         let (mine, held, claimed) = (leased(), numbered("held"), numbered("claimed"));
-        claim_all(&*adapter, &held, &mine).await;
+        claim_all(&adapter, &held, &mine).await;
         let (held, claimed) =
             (held.iter().map(|it| ("renew", it)), claimed.iter().map(|it| ("claim", it)));
-        let call = |(call, key)| maybe_done(Box::pin(reply(&*adapter, call, key, &mine)));
+        let call = |(call, key)| maybe_done(Box::pin(reply(&adapter, call, key, &mine)));
         let mut hanging: Vec<_> = held.chain(claimed).map(call).collect();
         for _ in 0..polls {
             for call in &mut hanging {
@@ -133,7 +133,7 @@ async fn dropped_after<F: Future>(polls: usize, call: F) {
 }
 
 /// Drops a claim, and another one's release, at any await. Asserts that the release that follows frees the key.
-async fn release_after_a_drop<S: Store>(store: &S, terms: fn() -> CallTerms) {
+async fn release_after_a_drop(store: &Case, terms: fn() -> CallTerms) {
     let adapter = store.adapter();
     for polls in 0..24_usize {
         let keys = ["claim", "release"].map(|call| key(&format!("{call}, {polls} polls")));
@@ -154,18 +154,18 @@ async fn release_after_a_drop<S: Store>(store: &S, terms: fn() -> CallTerms) {
 }
 
 /// A claim that is dropped at any await can be released by its token.
-pub(super) async fn dropped_claim_can_be_released<S: Store>(store: S) {
+pub(super) async fn dropped_claim_can_be_released(store: Case) {
     release_after_a_drop(&store, leased).await;
 }
 
 /// After a claim that is complete at once, or its release, is dropped at any await, the token can still release the key.
-pub(super) async fn dropped_claim_complete_at_once_can_be_released<S: Store>(store: S) {
+pub(super) async fn dropped_claim_complete_at_once_can_be_released(store: Case) {
     release_after_a_drop(&store, complete_at_once).await;
 }
 
 /// A renewal or completion that is dropped at any await can be repeated. No other token claims the key
 /// in between.
-pub(super) async fn dropped_completion_can_be_repeated<S: Store>(store: S) {
+pub(super) async fn dropped_completion_can_be_repeated(store: Case) {
     let adapter = store.adapter();
     for polls in 0..24_usize {
         let (keys, mine) = (key(&format!("dropped-{polls}")), leased());
@@ -186,7 +186,7 @@ pub(super) async fn dropped_completion_can_be_repeated<S: Store>(store: S) {
 
 /// 2,048 callers make calls of all kinds at the same time, each for a key of its own. Each call returns the reply of its own
 /// key, with any other calls in its batch.
-pub(super) async fn calls_of_2048_callers_reply_for_their_own_keys<S: Store>(store: S) {
+pub(super) async fn calls_of_2048_callers_reply_for_their_own_keys(store: Case) {
     const STORIES: [&str; 5] = [
         "a claim 1; b claim -; a complete H; b claim D",
         "a claim 1; a release; b claim 2; a complete L; a release",
@@ -199,17 +199,17 @@ pub(super) async fn calls_of_2048_callers_reply_for_their_own_keys<S: Store>(sto
         let store = Arc::clone(&store);
         tokio::spawn(async move {
             let calls = STORIES.into_iter().cycle().take(64);
-            join_all(calls.map(|calls| story(&*store, calls))).await;
+            join_all(calls.map(|calls| story(&store, calls))).await;
         })
     });
     all_end(tasks).await;
 }
 
 /// Purges run beside claims, after purges that were dropped at any await. Every expired key is deleted, and no live key.
-pub(super) async fn purges_run_beside_claims_and_after_dropped_purges<S: Maintained>(store: S) {
+pub(super) async fn purges_run_beside_claims_and_after_dropped_purges(store: Case) {
     let (adapter, mine) = (store.adapter(), leased());
     let old: Vec<DedupKey> = (0..500).map(|id| key(&format!("old-{id}"))).collect();
-    claim_all(&*adapter, &old, &complete_at_once()).await;
+    claim_all(&adapter, &old, &complete_at_once()).await;
     store.advance(RETENTION + PURGE_GRACE).await;
     for polls in 0..12 {
         dropped_after(polls, adapter.purge(10)).await;
@@ -229,7 +229,7 @@ pub(super) async fn purges_run_beside_claims_and_after_dropped_purges<S: Maintai
     for key in &live {
         adapter.claim(key, &mine).await.unwrap();
     }
-    complete_all(&*adapter, complete, &mine).await;
+    complete_all(&adapter, complete, &mine).await;
     let purged = async {
         while rows(&adapter).await > live.len() as u64 {
             tokio::time::sleep(Duration::from_millis(1)).await;
@@ -238,7 +238,7 @@ pub(super) async fn purges_run_beside_claims_and_after_dropped_purges<S: Maintai
     tokio::time::timeout(Duration::from_secs(10), purged).await.expect("all is purged");
     assert!(!purging.is_finished(), "no purge fails");
     purging.abort();
-    assert!(claim_all(&*adapter, complete, &leased()).await.iter().all(is_duplicate));
-    let again = claim_all(&*adapter, in_flight, &leased()).await;
+    assert!(claim_all(&adapter, complete, &leased()).await.iter().all(is_duplicate));
+    let again = claim_all(&adapter, in_flight, &leased()).await;
     assert!(again.iter().all(|again| *again == ClaimReply::InFlight), "{again:?}");
 }

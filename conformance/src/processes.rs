@@ -1,15 +1,19 @@
 //! Several processes race on one store.
 
 use std::process::Stdio;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
+use tower_dedup::StoreErrorKind;
+use tower_dedup::adapter::contract::{
+    ClaimReply, CompleteReply, DedupAdapter, Permanence, StoreFuture,
+};
 
+use super::case::{Case, Claiming};
 use super::driver::{LEASE, SLACK, complete_at_once, key, leased};
 use super::store::{SharedStore, runtime};
-use crate::adapter::contract::{ClaimReply, CompleteReply, DedupAdapter, Permanence, StoreFuture};
-use crate::error::StoreErrorKind;
 
 const WORKER: &str = "TOWER_DEDUP_CONFORMANCE_ADDRESS";
 /// What the worker does that is killed, and the id of its key.
@@ -28,16 +32,19 @@ const MARK: &str = "conformance-worker:";
 pub fn processes_race_for_keys<S: SharedStore>(name: &str) {
     runtime().block_on(async {
         match std::env::var(WORKER) {
-            Ok(address) => work::<S>(&address).await,
-            Err(_) => lead::<S>(name).await,
+            Ok(address) => work(Arc::new(S::attach(&address).await)).await,
+            Err(_) => {
+                let store = S::create().await;
+                let address = store.address();
+                let case = Case::new(Claiming::of(store), Arc::default());
+                lead(name, &case, S::PROCESSES, &address).await;
+            }
         }
     });
 }
 
-async fn lead<S: SharedStore>(name: &str) {
-    let store = S::create().await;
-    let mut workers: Vec<Worker> =
-        (0..=S::PROCESSES).map(|_| Worker::start(name, &store.address())).collect();
+async fn lead(name: &str, store: &Case, processes: usize, address: &str) {
+    let mut workers: Vec<Worker> = (0..=processes).map(|_| Worker::start(name, address)).collect();
     for worker in &mut workers {
         worker.says("ready").await;
     }
@@ -124,8 +131,7 @@ fn ids(round: usize) -> [String; 2] {
 }
 
 #[expect(clippy::print_stdout, reason = "a worker writes its results to its output")]
-async fn work<S: SharedStore>(address: &str) {
-    let adapter = S::attach(address).await;
+async fn work(adapter: Arc<dyn DedupAdapter>) {
     println!("\n{MARK}ready");
     let mut line = String::new();
     BufReader::new(tokio::io::stdin()).read_line(&mut line).await.expect("a start");

@@ -5,28 +5,28 @@
 ///
 /// | ability | for |
 /// |---|---|
-/// | `leases` | [`leases`](crate::adapter::contract::Abilities::leases) |
-/// | `maintenance` | `leases`, and a [`MaintenanceAdapter`](crate::adapter::inspect::MaintenanceAdapter) |
-/// | `stored_data` | `maintenance` and [`stored_data`](crate::adapter::contract::Abilities::stored_data) |
-/// | `inspection` | `stored_data` and [`inspection`](crate::adapter::contract::Abilities::inspection) |
-/// | `fence` | `maintenance`, in a store behind a network: a [`RemoteStore`](crate::conformance::RemoteStore) |
-/// | `completion` | `leases` and [`completion`](crate::adapter::contract::Abilities::completion), in a [`Transactional`](crate::conformance::Transactional) store |
-/// | `held_rows` | `leases`, in a store whose rows open transactions hold: [`hold`](crate::conformance::Store::hold) |
-/// | `corrupt_data` | `stored_data`, in a store that the test can write: [`corrupt`](crate::conformance::Store::corrupt) |
-/// | `processes` | `leases`, in a store that processes share: a [`SharedStore`](crate::conformance::SharedStore) |
+/// | `leases` | [`leases`](tower_dedup::adapter::contract::Abilities::leases) |
+/// | `maintenance` | `leases`, and a [`MaintenanceAdapter`](tower_dedup::adapter::inspect::MaintenanceAdapter) |
+/// | `stored_data` | `maintenance` and [`stored_data`](tower_dedup::adapter::contract::Abilities::stored_data) |
+/// | `inspection` | `stored_data` and [`inspection`](tower_dedup::adapter::contract::Abilities::inspection) |
+/// | `fence` | `maintenance`, in a store behind a network: a [`RemoteStore`](crate::RemoteStore) |
+/// | `completion` | `leases` and [`completion`](tower_dedup::adapter::contract::Abilities::completion), in a [`Transactional`](crate::Transactional) store |
+/// | `held_rows` | `leases`, in a store whose rows open transactions hold: [`hold`](crate::Store::hold) |
+/// | `corrupt_data` | `stored_data`, in a store that the test can write: [`corrupt`](crate::Store::corrupt) |
+/// | `processes` | `leases`, in a store that processes share: a [`SharedStore`](crate::SharedStore) |
 #[macro_export]
 macro_rules! conformance_suite {
     ($store:ty $(: $($ability:ident),+ $(,)?)?) => {
         /// The store can be created, and its adapter announces the abilities of the suite.
         #[test]
         fn store_can_be_created() {
-            $crate::conformance::cases::store_can_be_created::<$store>(&[$($(stringify!($ability)),+)?]);
+            $crate::cases::store_can_be_created::<$store>(&[$($(stringify!($ability)),+)?]);
         }
         $crate::conformance_suite! { @on_claim @tests $store }
         $($($crate::conformance_suite! { @$ability @tests $store })+)?
     };
-    (@on_claim @$to:ident $of:tt) => {
-        $crate::conformance_suite! { @$to on_claim $of:
+    (@on_claim @$to:ident $($of:tt)+) => {
+        $crate::conformance_suite! { @$to on_claim $($of)+:
             [answers]
             claim_complete_at_once_is_first_once,
             key_complete_at_once_is_first_again_after_its_release_or_retention,
@@ -36,8 +36,8 @@ macro_rules! conformance_suite {
             dropped_claim_complete_at_once_can_be_released,
         }
     };
-    (@leases @$to:ident $of:tt) => {
-        $crate::conformance_suite! { @$to leases $of:
+    (@leases @$to:ident $($of:tt)+) => {
+        $crate::conformance_suite! { @$to leases $($of)+:
             [answers]
             calls_reply_by_the_state_of_the_row,
             terms_without_a_lease_renew_and_complete,
@@ -58,8 +58,8 @@ macro_rules! conformance_suite {
             dropped_completion_can_be_repeated,
         }
     };
-    (@stored_data @$to:ident $of:tt) => {
-        $crate::conformance_suite! { @$to stored_data $of:
+    (@stored_data @$to:ident $($of:tt)+) => {
+        $crate::conformance_suite! { @$to stored_data $($of)+:
             [stored]
             completion_stores_what_it_carries,
             each_key_has_its_own_stored_data,
@@ -71,8 +71,8 @@ macro_rules! conformance_suite {
             hostile_responses_come_back_unchanged,
         }
     };
-    (@maintenance @$to:ident $of:tt) => {
-        $crate::conformance_suite! { @$to maintenance $of:
+    (@maintenance @$to:ident $($of:tt)+) => {
+        $crate::conformance_suite! { @$to maintenance $($of)+:
             [answers]
             calls_of_operators_reply_by_the_state_of_the_row,
             [maintenance]
@@ -91,8 +91,8 @@ macro_rules! conformance_suite {
             list_is_unsupported_without_the_ability,
         }
     };
-    (@inspection @$to:ident $of:tt) => {
-        $crate::conformance_suite! { @$to inspection $of:
+    (@inspection @$to:ident $($of:tt)+) => {
+        $crate::conformance_suite! { @$to inspection $($of)+:
             [inspection]
             list_returns_the_state_of_each_key,
             list_filters_by_state_namespace_id_age_and_attempts,
@@ -102,8 +102,8 @@ macro_rules! conformance_suite {
             event_type_is_stored_with_a_new_key,
         }
     };
-    (@fence @$to:ident $of:tt) => {
-        $crate::conformance_suite! { @$to fence $of:
+    (@fence @$to:ident $($of:tt)+) => {
+        $crate::conformance_suite! { @$to fence $($of)+:
             [fence]
             late_claim_has_no_effect_after_its_release,
             late_renewal_has_no_effect_after_its_release,
@@ -114,16 +114,16 @@ macro_rules! conformance_suite {
             release_keeps_every_row_for_an_hour,
         }
     };
-    (@held_rows @$to:ident $of:tt) => {
-        $crate::conformance_suite! { @$to held_rows $of:
+    (@held_rows @$to:ident $($of:tt)+) => {
+        $crate::conformance_suite! { @$to held_rows $($of)+:
             [completion]
             claims_beside_held_rows_return_at_once,
             renewal_of_a_held_row_returns_at_once_and_is_not_lost,
             completions_and_releases_of_held_rows_delay_no_other_call,
         }
     };
-    (@completion @$to:ident $of:tt) => {
-        $crate::conformance_suite! { @$to completion $of:
+    (@completion @$to:ident $($of:tt)+) => {
+        $crate::conformance_suite! { @$to completion $($of)+:
             [completion]
             first_commit_wins_in_every_state,
             complete_or_missing_row_refuses_all,
@@ -132,8 +132,8 @@ macro_rules! conformance_suite {
             transactions_that_race_complete_once,
         }
     };
-    (@corrupt_data @$to:ident $of:tt) => {
-        $crate::conformance_suite! { @$to corrupt_data $of:
+    (@corrupt_data @$to:ident $($of:tt)+) => {
+        $crate::conformance_suite! { @$to corrupt_data $($of)+:
             [stored]
             unreadable_response_is_told_and_never_replayed,
         }
@@ -142,22 +142,25 @@ macro_rules! conformance_suite {
         #[test]
         fn processes_race_for_keys() {
             let name = concat!(module_path!(), "::processes_race_for_keys");
-            $crate::conformance::processes_race_for_keys::<$store>(name);
+            $crate::processes_race_for_keys::<$store>(name);
         }
     };
     (@tests $ability:ident $store:ty: $([$module:ident] $($case:ident,)+)+) => {$($(
         #[test]
         fn $case() {
-            $crate::conformance::cases::$ability::<$store>(stringify!($case));
+            $crate::cases::$ability::<$store>(stringify!($case));
         }
     )+)+};
-    (@table $ability:ident $bound:ident: $([$module:ident] $($case:ident,)+)+) => {
+    (@table $ability:ident $wrapper:ident $bound:ident: $([$module:ident] $($case:ident,)+)+) => {
         /// Runs a case of this ability.
         pub fn $ability<S: $bound>(case: &str) {
-            match case {
-                $($(stringify!($case) => run(case, $module::$case::<Case<S>>),)+)+
-                _ => panic!("no case of this name: {case}"),
+            fn named(case: &str) -> Run {
+                match case {
+                    $($(stringify!($case) => Box::new(|case| Box::pin($module::$case(case))),)+)+
+                    _ => panic!("no case of this name: {case}"),
+                }
             }
+            run(case, named(case), $wrapper::<S>::of);
         }
     };
 }

@@ -7,18 +7,17 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::future::join_all;
 use http::{HeaderMap, HeaderValue, StatusCode};
+use tower_dedup::adapter::contract::{
+    CallTerms, ClaimReply, CompleteReply, DedupAdapter, Fetch, StoredData, StoredResponse, Token,
+};
+use tower_dedup::adapter::inspect::{ForgetReply, MaintenanceAdapter};
+use tower_dedup::{DedupKey, StoreErrorKind};
 
-use super::super::driver::{
+use crate::case::Case;
+use crate::driver::{
     FIRST, LEASE, RETENTION, claim_all, complete_all, complete_at_once, is_duplicate, key, leased,
     prepare, rows,
 };
-use super::super::store::{Maintained, Store};
-use crate::adapter::contract::{
-    CallTerms, ClaimReply, CompleteReply, DedupAdapter, Fetch, StoredData, StoredResponse, Token,
-};
-use crate::adapter::inspect::{ForgetReply, MaintenanceAdapter};
-use crate::error::StoreErrorKind;
-use crate::key::DedupKey;
 
 fn response(body: impl Into<Bytes>) -> Arc<StoredResponse> {
     let mut headers = HeaderMap::new();
@@ -46,9 +45,9 @@ fn with_payloads(terms: CallTerms, keys: &[DedupKey], payload: u8) -> CallTerms 
 type Carried = Option<StoredData>;
 
 /// Claims the keys, and returns the stored data of those that are complete. A key that is claimed now is released again.
-async fn fetched<S: Store>(store: &S, keys: &[DedupKey], terms: CallTerms) -> Vec<Carried> {
+async fn fetched(store: &Case, keys: &[DedupKey], terms: CallTerms) -> Vec<Carried> {
     let mut all = Vec::new();
-    for (key, claimed) in keys.iter().zip(claim_all(&*store.adapter(), keys, &terms).await) {
+    for (key, claimed) in keys.iter().zip(claim_all(&store.adapter(), keys, &terms).await) {
         all.push(match claimed {
             ClaimReply::Duplicate(seen) => {
                 assert_eq!(
@@ -64,23 +63,24 @@ async fn fetched<S: Store>(store: &S, keys: &[DedupKey], terms: CallTerms) -> Ve
                 store.adapter().release(key, &terms).await.unwrap();
                 None
             }
+            other => panic!("{other:?}"),
         });
     }
     all
 }
 
-async fn all_of_each<S: Store>(store: &S, keys: &[DedupKey]) -> Vec<Carried> {
+async fn all_of_each(store: &Case, keys: &[DedupKey]) -> Vec<Carried> {
     fetched(store, keys, leased().with_fetch(Fetch::DigestAndResponse)).await
 }
 
 /// Returns the stored data of a complete key.
-async fn all_of<S: Store>(store: &S, key: &DedupKey) -> Carried {
+async fn all_of(store: &Case, key: &DedupKey) -> Carried {
     all_of_each(store, slice::from_ref(key)).await.remove(0)
 }
 
 /// A completion stores its data, also a late one of a lapsed or missing row, and a duplicate returns it. Later completions
 /// change nothing.
-pub(super) async fn completion_stores_what_it_carries<S: Store>(store: S) {
+pub(super) async fn completion_stores_what_it_carries(store: Case) {
     let adapter = store.adapter();
     let stored_response = response(Bytes::from_static(b"\0\xff"));
     for row in ["leased", "lapsed", "none"] {
@@ -104,7 +104,7 @@ pub(super) async fn completion_stores_what_it_carries<S: Store>(store: S) {
 
 /// Each key has its own stored data, also if the calls have the same terms. A duplicate without stored data returns
 /// empty stored data.
-pub(super) async fn each_key_has_its_own_stored_data<S: Store>(store: S) {
+pub(super) async fn each_key_has_its_own_stored_data(store: Case) {
     let adapter = store.adapter();
     let keys: Vec<DedupKey> = (b'a'..=b'f').map(|id| key(&char::from(id).to_string())).collect();
     let some = || keys.iter().zip(0..4).map(|(key, payload)| (key.clone(), [payload; 32]));
@@ -114,9 +114,9 @@ pub(super) async fn each_key_has_its_own_stored_data<S: Store>(store: S) {
     let failed = leased();
     adapter.claim(&at_once[1], &failed).await.unwrap();
     adapter.release(&at_once[1], &failed).await.unwrap();
-    claim_all(&*adapter, at_once, &complete_at_once().with_payloads(some())).await;
-    claim_all(&*adapter, claimed, &mine).await;
-    complete_all(&*adapter, &claimed[..3], &mine).await;
+    claim_all(&adapter, at_once, &complete_at_once().with_payloads(some())).await;
+    claim_all(&adapter, claimed, &mine).await;
+    complete_all(&adapter, &claimed[..3], &mine).await;
     let stored = |payload| Some(data(payload, None));
     let empty = Some(StoredData::default());
     let expected = [stored(0), stored(1), stored(2), stored(3), empty, None];
@@ -124,13 +124,13 @@ pub(super) async fn each_key_has_its_own_stored_data<S: Store>(store: S) {
 }
 
 /// `Fetch` selects the data of a duplicate: nothing, the digest, or the digest and the response.
-pub(super) async fn duplicate_carries_what_the_call_fetches<S: Store>(store: S) {
+pub(super) async fn duplicate_carries_what_the_call_fetches(store: Case) {
     let (adapter, keys) = (store.adapter(), ["?", "both", "plain", "running"].map(key));
     let stored_response = response("<Response/>");
     let mine = with_payload(leased(), &keys[1], 7);
-    claim_all(&*adapter, &keys[1..], &mine).await;
+    claim_all(&adapter, &keys[1..], &mine).await;
     let done = mine.with_response(Arc::clone(&stored_response));
-    complete_all(&*adapter, &keys[1..3], &done).await;
+    complete_all(&adapter, &keys[1..3], &done).await;
     let plain = StoredData::new(None, Some(Arc::clone(&stored_response)));
     let digests = [None, Some(data(7, None)), Some(StoredData::default()), None];
     let all = [None, Some(data(7, Some(&stored_response))), Some(plain), None];
@@ -145,15 +145,15 @@ pub(super) async fn duplicate_carries_what_the_call_fetches<S: Store>(store: S) 
 }
 
 /// The stored data of a key ends with its retention, and with a release. A later claim of the key does not return it.
-pub(super) async fn stored_data_ends_with_the_retention<S: Maintained>(store: S) {
+pub(super) async fn stored_data_ends_with_the_retention(store: Case) {
     let (adapter, keys) = (store.adapter(), ["claimed", "completed", "once"].map(key));
     let mine = with_payloads(leased(), &keys, 7).with_response(response("old"));
-    complete_all(&*adapter, &keys, &mine).await;
+    complete_all(&adapter, &keys, &mine).await;
     store.advance(RETENTION).await;
     let second = leased();
     assert_eq!(adapter.claim(&keys[0], &second).await.unwrap(), FIRST);
     assert_eq!(all_of(&store, &keys[0]).await, None);
-    complete_all(&*adapter, &keys[..2], &second).await;
+    complete_all(&adapter, &keys[..2], &second).await;
     assert_eq!(adapter.claim(&keys[2], &complete_at_once()).await.unwrap(), FIRST);
     assert_eq!(all_of_each(&store, &keys).await, vec![Some(StoredData::default()); 3]);
     adapter.forget(&keys[0]).await.unwrap();
@@ -166,11 +166,11 @@ pub(super) async fn stored_data_ends_with_the_retention<S: Maintained>(store: S)
 }
 
 /// `get` returns the stored data of a complete key, and of no other key. It changes nothing.
-pub(super) async fn get_returns_the_stored_data_of_a_complete_key<S: Maintained>(store: S) {
+pub(super) async fn get_returns_the_stored_data_of_a_complete_key(store: Case) {
     let (adapter, keys) = (store.adapter(), ["full", "plain", "released", "running"].map(key));
     let stored_response = response("<Response/>");
     let mine = with_payloads(leased(), &keys, 7).with_response(Arc::clone(&stored_response));
-    claim_all(&*adapter, &keys, &mine).await;
+    claim_all(&adapter, &keys, &mine).await;
     adapter.complete(&keys[0], &mine).await.unwrap();
     adapter.complete(&keys[1], &leased()).await.unwrap();
     adapter.release(&keys[2], &mine).await.unwrap();
@@ -191,7 +191,7 @@ pub(super) async fn get_returns_the_stored_data_of_a_complete_key<S: Maintained>
 }
 
 /// Duplicates beside completions: a duplicate always carries everything that the completion stored.
-pub(super) async fn duplicate_beside_completions_carries_whole_stored_data<S: Store>(store: S) {
+pub(super) async fn duplicate_beside_completions_carries_whole_stored_data(store: Case) {
     for round in 0..20_u8 {
         let (adapter, key) = (store.adapter(), key(&round.to_string()));
         let mine = with_payload(leased(), &key, round);
@@ -205,7 +205,7 @@ pub(super) async fn duplicate_beside_completions_carries_whole_stored_data<S: St
                     match adapter.claim(&key, &terms).await.unwrap() {
                         ClaimReply::Duplicate(seen) => break seen.stored.as_deref().cloned(),
                         ClaimReply::InFlight => {}
-                        first @ ClaimReply::First { .. } => panic!("{first:?}"),
+                        other => panic!("{other:?}"),
                     }
                 }
             })
@@ -222,7 +222,7 @@ pub(super) async fn duplicate_beside_completions_carries_whole_stored_data<S: St
 
 /// Duplicates beside releases: a duplicate carries the data of a row that was complete when it was read. A store that
 /// reads them in a second step finds a row that was released since, or that of the next claim.
-pub(super) async fn duplicate_beside_releases_carries_whole_stored_data<S: Store>(store: S) {
+pub(super) async fn duplicate_beside_releases_carries_whole_stored_data(store: Case) {
     const ROUNDS: usize = 150;
     let keys = key("a");
     let tasks = (0..4_u8).map(|payload| {
@@ -245,6 +245,7 @@ pub(super) async fn duplicate_beside_releases_carries_whole_stored_data<S: Store
                         assert!(is_whole, "round {round}, payload {payload}: {seen:?}");
                     }
                     Ok(ClaimReply::InFlight) => {}
+                    Ok(other) => panic!("{other:?}"),
                 }
             }
             assert!(failed < ROUNDS / 10, "{failed} of {ROUNDS} claims have failed");
@@ -256,7 +257,7 @@ pub(super) async fn duplicate_beside_releases_carries_whole_stored_data<S: Store
 }
 
 /// Bodies and headers of any size and shape come back byte by byte.
-pub(super) async fn hostile_responses_come_back_unchanged<S: Store>(store: S) {
+pub(super) async fn hostile_responses_come_back_unchanged(store: Case) {
     let adapter = store.adapter();
     let every_byte: Vec<u8> = (0..=255).collect();
     let bodies: [Vec<u8>; 4] =
@@ -277,7 +278,7 @@ pub(super) async fn hostile_responses_come_back_unchanged<S: Store>(store: S) {
 
 /// A claim that fetches an unreadable response fails: an empty response would be replayed. Other claims and operators
 /// see a complete key.
-pub(super) async fn unreadable_response_is_told_and_never_replayed<S: Maintained>(store: S) {
+pub(super) async fn unreadable_response_is_told_and_never_replayed(store: Case) {
     let (adapter, key) = (store.adapter(), key("a"));
     adapter.complete(&key, &leased().with_response(response("a body"))).await.unwrap();
     store.corrupt(&key).await;

@@ -1,15 +1,15 @@
 //! Replies to one caller: by the state of a row, and one call after the other.
 
-use super::super::driver::{
-    FIRST, RETENTION, SLACK, complete_at_once, key, leased, prepare, reply, stories, story,
-};
-use super::super::store::{Maintained, Store};
-use crate::adapter::contract::{
+use tower_dedup::adapter::contract::{
     CallTerms, ClaimReply, CompleteReply, DedupAdapter, Fetch, RenewReply, Token,
 };
-use crate::adapter::inspect::{ForgetReply, KeyState, MaintenanceAdapter};
-use crate::error::StoreErrorKind;
-use crate::key::DedupKey;
+use tower_dedup::adapter::inspect::{ForgetReply, KeyState, MaintenanceAdapter};
+use tower_dedup::{DedupKey, StoreErrorKind};
+
+use crate::case::Case;
+use crate::driver::{
+    FIRST, RETENTION, SLACK, complete_at_once, key, leased, prepare, reply, stories, story,
+};
 
 /// How a row [comes about](prepare). Of each call, the [`reply`] to the token of the row, and to another token. `get`: the
 /// state, the attempts, `t` after a takeover, or `-`; `forget`: `R`emoved, `M`issing, `-` in flight.
@@ -36,7 +36,7 @@ const REPLIES: [(&str, &str); 15] = [
 ];
 
 /// Makes each call by each token, on a row of its own. The same call again has the same reply.
-async fn check<S: Store>(store: &S, (row, replies): (&str, &str), then: impl AsyncFn(&DedupKey)) {
+async fn check(store: &Case, (row, replies): (&str, &str), then: impl AsyncFn(&DedupKey)) {
     let adapter = store.adapter();
     let calls = ["claim", "once", "renew", "complete"];
     let calls = calls.into_iter().flat_map(|call| ["its", "another"].map(|token| (call, token)));
@@ -52,7 +52,7 @@ async fn check<S: Store>(store: &S, (row, replies): (&str, &str), then: impl Asy
             then(key).await;
             let terms = if *token == "its" { mine } else { &leased() };
             for time in ["once", "again"] {
-                let reply = reply(&*adapter, call, key, terms).await;
+                let reply = reply(&adapter, call, key, terms).await;
                 assert_eq!(reply, *expected, "{}, {time}", label(call, token));
             }
         }
@@ -60,19 +60,20 @@ async fn check<S: Store>(store: &S, (row, replies): (&str, &str), then: impl Asy
 }
 
 /// Each call replies by the state of its row, and a call that is repeated with its token replies the same.
-pub(super) async fn calls_reply_by_the_state_of_the_row<S: Store>(store: S) {
+pub(super) async fn calls_reply_by_the_state_of_the_row(store: Case) {
     for row in REPLIES {
         check(&store, row, async |_| {}).await;
     }
 }
 
 /// `get` and `forget` reply by the state of the row. A forgotten key is new, and no renewal revives it.
-pub(super) async fn calls_of_operators_reply_by_the_state_of_the_row<S: Maintained>(store: S) {
+pub(super) async fn calls_of_operators_reply_by_the_state_of_the_row(store: Case) {
     let adapter = store.adapter();
     let forget = async |key: &DedupKey| match adapter.forget(key).await.unwrap() {
         ForgetReply::Removed => "R",
         ForgetReply::InFlight => "-",
         ForgetReply::Missing => "M",
+        other => panic!("{other:?}"),
     };
     let get = async |key: &DedupKey| {
         let Some(entry) = adapter.get(key).await.unwrap() else { return "-".to_owned() };
@@ -81,6 +82,7 @@ pub(super) async fn calls_of_operators_reply_by_the_state_of_the_row<S: Maintain
             KeyState::Lapsed => "L",
             KeyState::Released => "R",
             KeyState::Complete => "C",
+            other => panic!("{other:?}"),
         };
         let has_lease = matches!(entry.state, KeyState::InFlight | KeyState::Lapsed);
         let is_right = |lease_until| has_lease && lease_until > entry.first_seen_at;
@@ -104,7 +106,7 @@ pub(super) async fn calls_of_operators_reply_by_the_state_of_the_row<S: Maintain
 }
 
 /// A renewal and a completion do not ask for the permanence of their terms: without a lease, a renewal lapses at once.
-pub(super) async fn terms_without_a_lease_renew_and_complete<S: Store>(store: S) {
+pub(super) async fn terms_without_a_lease_renew_and_complete(store: Case) {
     let (adapter, key) = (store.adapter(), key("a"));
     let [mine, other] = [(); 2].map(|()| CallTerms::on_claim(Token::random(), RETENTION));
     assert_eq!(adapter.renew(&key, &mine).await.unwrap(), RenewReply::Held);
@@ -179,7 +181,7 @@ stories! {
 
 /// The first claim of a key is first, also if it is repeated with its token, because the first reply may be lost. Every
 /// claim with another token is a duplicate with the age of the key.
-pub(super) async fn claim_complete_at_once_is_first_once<S: Store>(store: S) {
+pub(super) async fn claim_complete_at_once_is_first_once(store: Case) {
     let (adapter, keys, mine) = (store.adapter(), key("a"), complete_at_once());
     for _ in 0..3 {
         assert_eq!(adapter.claim(&keys, &mine).await.unwrap(), FIRST);
@@ -197,7 +199,7 @@ pub(super) async fn claim_complete_at_once_is_first_once<S: Store>(store: S) {
 
 /// An adapter without leases or without stored data refuses the terms that need them, and writes
 /// nothing.
-pub(super) async fn unsupported_terms_are_refused_before_anything_is_written<S: Store>(store: S) {
+pub(super) async fn unsupported_terms_are_refused_before_anything_is_written(store: Case) {
     let (adapter, keys) = (store.adapter(), key("a"));
     let abilities = adapter.abilities();
     let mut refused = Vec::new();

@@ -6,11 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
-
-use crate::adapter::contract::{Completion, DedupAdapter};
-use crate::adapter::inspect::MaintenanceAdapter;
-use crate::error::BoxError;
-use crate::key::DedupKey;
+use tower_dedup::adapter::contract::{Completion, DedupAdapter};
+use tower_dedup::adapter::inspect::MaintenanceAdapter;
+use tower_dedup::{BoxError, DedupKey};
 
 /// A store under test.
 pub trait Store: Sized + Send + Sync + 'static {
@@ -56,7 +54,7 @@ pub trait RemoteStore: Store<Adapter: MaintenanceAdapter> {
     fn connect(&self, port: u16) -> impl Future<Output = Arc<Self::Adapter>> + Send;
 }
 
-/// A store with [`completion`](crate::adapter::contract::Abilities::completion).
+/// A store with [`completion`](tower_dedup::adapter::contract::Abilities::completion).
 pub trait Transactional: Store {
     /// Begins a transaction in the database of the store, and writes something in it.
     fn transaction(&self) -> impl Future<Output = Box<dyn HandlerTransaction>> + Send;

@@ -7,17 +7,17 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::{join, join_all};
 use http::{HeaderMap, StatusCode};
-
-use super::super::driver::{FIRST, LEASE, SLACK, is_duplicate, key, leased, prepare};
-use super::super::store::{Store, Transactional};
-use crate::adapter::contract::{
+use tower_dedup::DedupKey;
+use tower_dedup::adapter::contract::{
     CallTerms, ClaimReply, CompleteReply, DedupAdapter, Fetch, RenewReply, StoredData,
     StoredResponse,
 };
-use crate::key::DedupKey;
+
+use crate::case::Case;
+use crate::driver::{FIRST, LEASE, SLACK, is_duplicate, key, leased, prepare};
 
 /// Completes these keys in a transaction, and commits it if that succeeds.
-async fn complete<S: Transactional>(store: &S, keys: &[DedupKey], terms: &CallTerms) -> bool {
+async fn complete(store: &Case, keys: &[DedupKey], terms: &CallTerms) -> bool {
     let completion = store.adapter().completion(keys, terms, None).unwrap();
     let mut transaction = store.transaction().await;
     if transaction.complete(&completion).await.is_err() {
@@ -29,7 +29,7 @@ async fn complete<S: Transactional>(store: &S, keys: &[DedupKey], terms: &CallTe
 
 /// A row that is not complete is completed in every state, whoever holds its lease: the first COMMIT wins. The next claim
 /// is a duplicate, also where the row had expired.
-pub(super) async fn first_commit_wins_in_every_state<S: Transactional>(store: S) {
+pub(super) async fn first_commit_wins_in_every_state(store: Case) {
     let adapter = store.adapter();
     for row in ["leased", "taken", "lapsed", "released", "expired lapsed", "released unclaimed"] {
         for who in ["its", "another"] {
@@ -50,7 +50,7 @@ pub(super) async fn first_commit_wins_in_every_state<S: Transactional>(store: S)
 }
 
 /// A row that is complete or missing refuses the completion, of a list as a whole. A completion works once.
-pub(super) async fn complete_or_missing_row_refuses_all<S: Transactional>(store: S) {
+pub(super) async fn complete_or_missing_row_refuses_all(store: Case) {
     let adapter = store.adapter();
     let ([own, done, missing], mine) = (["own", "done", "missing"].map(key), leased());
     for key in [&own, &done] {
@@ -73,7 +73,7 @@ pub(super) async fn complete_or_missing_row_refuses_all<S: Transactional>(store:
 }
 
 /// A list completes together. A transaction that is rolled back leaves the rows as they were.
-pub(super) async fn rollback_leaves_every_row_as_it_was<S: Transactional>(store: S) {
+pub(super) async fn rollback_leaves_every_row_as_it_was(store: Case) {
     let adapter = store.adapter();
     let (mut keys, mine) = (["a", "b", "c"].map(key), leased());
     keys.sort();
@@ -101,7 +101,7 @@ pub(super) async fn rollback_leaves_every_row_as_it_was<S: Transactional>(store:
 /// A response commits with the key. Without one, the layer adds it to the complete row by the same token; until then the
 /// event is in flight for claims that fetch responses, while the lease lives, and a duplicate for others. A completion
 /// without a response by the same token ends that lease. A store that announces no stored data passes.
-pub(super) async fn response_commits_with_the_key_or_follows<S: Transactional>(store: S) {
+pub(super) async fn response_commits_with_the_key_or_follows(store: Case) {
     let adapter = store.adapter();
     if !adapter.abilities().stored_data {
         return;
@@ -154,7 +154,7 @@ pub(super) async fn response_commits_with_the_key_or_follows<S: Transactional>(s
 }
 
 /// Of several transactions that complete one key at the same moment, one commits.
-pub(super) async fn transactions_that_race_complete_once<S: Transactional>(store: S) {
+pub(super) async fn transactions_that_race_complete_once(store: Case) {
     const ROUNDS: usize = 20;
     let store = Arc::new(store);
     let adapter = store.adapter();
@@ -163,7 +163,7 @@ pub(super) async fn transactions_that_race_complete_once<S: Transactional>(store
         assert_eq!(adapter.claim(&key, &mine).await.unwrap(), FIRST);
         let racers = (0..4).map(|_| {
             let (store, key) = (Arc::clone(&store), key.clone());
-            tokio::spawn(async move { complete(&*store, &[key], &leased()).await })
+            tokio::spawn(async move { complete(&store, &[key], &leased()).await })
         });
         let won = join_all(racers).await;
         let won = won.into_iter().filter(|won| *won.as_ref().unwrap()).count();
@@ -188,7 +188,7 @@ async fn rounds_end_at_once(rounds: u32, round: impl AsyncFn(u32)) {
 }
 
 /// Claims of held rows, in every state, and of new keys in the same moment return at once.
-pub(super) async fn claims_beside_held_rows_return_at_once<S: Store>(store: S) {
+pub(super) async fn claims_beside_held_rows_return_at_once(store: Case) {
     let adapter = store.adapter();
     let ([live, lapsed, released, complete], mine) =
         (["leased", "lapsed", "released", "complete"].map(key), leased());
@@ -215,7 +215,7 @@ pub(super) async fn claims_beside_held_rows_return_at_once<S: Store>(store: S) {
 }
 
 /// A renewal says "locked", and not "lost", of a row that its token holds. It renews other leases at once.
-pub(super) async fn renewal_of_a_held_row_returns_at_once_and_is_not_lost<S: Store>(store: S) {
+pub(super) async fn renewal_of_a_held_row_returns_at_once_and_is_not_lost(store: Case) {
     let adapter = store.adapter();
     let ([held, other], mine) = (["held", "other"].map(key), leased());
     adapter.claim(&held, &mine).await.unwrap();
@@ -233,7 +233,7 @@ pub(super) async fn renewal_of_a_held_row_returns_at_once_and_is_not_lost<S: Sto
 
 /// A completion and a release wait for their held row, and take effect when it is free. Meanwhile other calls of all kinds
 /// return at once.
-pub(super) async fn completions_and_releases_of_held_rows_delay_no_other_call<S: Store>(store: S) {
+pub(super) async fn completions_and_releases_of_held_rows_delay_no_other_call(store: Case) {
     let adapter = store.adapter();
     let ([completed, released], mine) = (["completed", "released"].map(key), leased());
     let mut holders = Vec::new();

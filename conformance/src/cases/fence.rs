@@ -7,15 +7,18 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::super::driver::{
+use tower_dedup::adapter::contract::{
+    CallTerms, ClaimReply, CompleteReply, DedupAdapter, RenewReply,
+};
+use tower_dedup::adapter::inspect::{ForgetReply, MaintenanceAdapter, PURGE_GRACE};
+use tower_dedup::{DedupKey, StoreError};
+
+use crate::case::Case;
+use crate::driver::{
     FIRST, RETENTION, SLACK, complete_at_once, is_duplicate, key, leased, prepare, rows,
 };
-use super::super::proxy::{Cut, Proxy};
-use super::super::store::RemoteStore;
-use crate::adapter::contract::{CallTerms, ClaimReply, CompleteReply, DedupAdapter, RenewReply};
-use crate::adapter::inspect::{ForgetReply, MaintenanceAdapter, PURGE_GRACE};
-use crate::error::StoreError;
-use crate::key::DedupKey;
+use crate::proxy::{Cut, Proxy};
+use crate::trace::Traced;
 
 const BOTH: [fn() -> CallTerms; 2] = [leased, complete_at_once];
 /// How long after a release its claim arrives.
@@ -24,11 +27,11 @@ const WAITS: [Duration; 2] = [Duration::ZERO, PURGE_GRACE.saturating_sub(SLACK)]
 const MANY: usize = 32;
 
 /// A store with a second adapter: its messages go through a proxy.
-struct World<S: RemoteStore> {
-    store: S,
-    adapter: Arc<S::Adapter>,
+struct World {
+    store: Case,
+    adapter: Arc<Traced>,
     proxy: Proxy,
-    late: Arc<S::Adapter>,
+    late: Arc<Traced>,
     /// A call that is not held ends in this time: on a busy machine it is longer.
     patience: Duration,
 }
@@ -44,8 +47,8 @@ enum Held {
     Beside,
 }
 
-impl<S: RemoteStore> World<S> {
-    async fn new(store: S) -> Self {
+impl World {
+    async fn new(store: Case) -> Self {
         let (host, port) = store.server();
         let proxy = Proxy::to(&host, port).await;
         let (adapter, late) = (store.adapter(), store.connect(proxy.port()).await);
@@ -150,7 +153,7 @@ impl<S: RemoteStore> World<S> {
 
 /// A claim whose message arrives after its release, at once or an hour later, leaves the key free: whatever the row was,
 /// under both permanences. The release keeps an expired row for that hour.
-pub(super) async fn late_claim_has_no_effect_after_its_release<S: RemoteStore>(store: S) {
+pub(super) async fn late_claim_has_no_effect_after_its_release(store: Case) {
     let world = World::new(store).await;
     for (terms, waits) in BOTH.into_iter().flat_map(|terms| WAITS.map(|waits| (terms, waits))) {
         for row in ["none", "released", "lapsed", "expired lapsed"] {
@@ -179,7 +182,7 @@ pub(super) async fn late_claim_has_no_effect_after_its_release<S: RemoteStore>(s
 }
 
 /// A renewal whose message arrives after the release does not take the key back.
-pub(super) async fn late_renewal_has_no_effect_after_its_release<S: RemoteStore>(store: S) {
+pub(super) async fn late_renewal_has_no_effect_after_its_release(store: Case) {
     let world = World::new(store).await;
     for row in ["none", "leased", "lapsed"] {
         let mine = &leased();
@@ -198,7 +201,7 @@ pub(super) async fn late_renewal_has_no_effect_after_its_release<S: RemoteStore>
 }
 
 /// A forgotten key is released for every token: a claim that has met the row before does not take it.
-pub(super) async fn late_claim_of_a_forgotten_key_has_no_effect<S: RemoteStore>(store: S) {
+pub(super) async fn late_claim_of_a_forgotten_key_has_no_effect(store: Case) {
     let world = World::new(store).await;
     for (terms, row) in
         BOTH.into_iter().flat_map(|terms| ["released", "lapsed"].map(|row| (terms, row)))
@@ -223,7 +226,7 @@ pub(super) async fn late_claim_of_a_forgotten_key_has_no_effect<S: RemoteStore>(
 }
 
 /// An operator's call that is late must not let an event run again that was completed after it.
-pub(super) async fn late_forget_undoes_no_later_completion<S: RemoteStore>(store: S) {
+pub(super) async fn late_forget_undoes_no_later_completion(store: Case) {
     let world = World::new(store).await;
     for row in ["lapsed", "complete"] {
         let removed = Cell::new(false);
@@ -249,7 +252,7 @@ pub(super) async fn late_forget_undoes_no_later_completion<S: RemoteStore>(store
 
 /// The version of a row that was purged does not come back with the next row of its key: a late claim would take it, and
 /// two handlers would run.
-pub(super) async fn late_take_of_a_purged_row_takes_no_other_row<S: RemoteStore>(store: S) {
+pub(super) async fn late_take_of_a_purged_row_takes_no_other_row(store: Case) {
     let (world, mine) = (World::new(store).await, &leased());
     let begin = async |key: &DedupKey| world.prepare("expired lapsed", key).await;
     let check = async |key: &DedupKey| {
@@ -265,7 +268,7 @@ pub(super) async fn late_take_of_a_purged_row_takes_no_other_row<S: RemoteStore>
 }
 
 /// A release in two steps, an update and then an insertion, lets a claim of its token in between.
-pub(super) async fn release_is_one_step<S: RemoteStore>(store: S) {
+pub(super) async fn release_is_one_step(store: Case) {
     let world = World::new(store).await;
     for terms in BOTH {
         for spared in 0..MANY {
@@ -288,7 +291,7 @@ pub(super) async fn release_is_one_step<S: RemoteStore>(store: S) {
 
 /// A purge leaves the row of a release for an hour: one that the release has made, and one of others that had expired
 /// 59 minutes before.
-pub(super) async fn release_keeps_every_row_for_an_hour<S: RemoteStore>(store: S) {
+pub(super) async fn release_keeps_every_row_for_an_hour(store: Case) {
     let adapter = store.adapter();
     let terms = [leased(), complete_at_once()];
     let old = ["old leased", "old at once"].map(key);

@@ -2,20 +2,20 @@
 
 use std::time::{Duration, SystemTime};
 
-use super::super::driver::{
+use tower_dedup::adapter::contract::{
+    CallTerms, ClaimReply, CompleteReply, DedupAdapter, RenewReply, Token,
+};
+use tower_dedup::adapter::inspect::{ForgetReply, MaintenanceAdapter, PURGE_GRACE};
+use tower_dedup::{DedupKey, StoreErrorKind};
+
+use crate::case::Case;
+use crate::driver::{
     FIRST, RETENTION, SLACK, claim_all, complete_at_once, is_duplicate, key, leased, prepare, rows,
     story,
 };
-use super::super::store::Maintained;
-use crate::adapter::contract::{
-    CallTerms, ClaimReply, CompleteReply, DedupAdapter, RenewReply, Token,
-};
-use crate::adapter::inspect::{ForgetReply, MaintenanceAdapter, PURGE_GRACE};
-use crate::error::StoreErrorKind;
-use crate::key::DedupKey;
 
 /// Retentions and leases of zero and of `Duration::MAX` neither panic nor overflow into the past.
-pub(super) async fn extreme_durations_neither_panic_nor_overflow<S: Maintained>(store: S) {
+pub(super) async fn extreme_durations_neither_panic_nor_overflow(store: Case) {
     let adapter = store.adapter();
     let longest = CallTerms::on_completion(Token::random(), Duration::MAX, Duration::MAX);
     let keys = key("longest");
@@ -38,7 +38,7 @@ pub(super) async fn extreme_durations_neither_panic_nor_overflow<S: Maintained>(
 
 /// The key of an event that another program has handled was complete then, and its retention counts from then on. A time
 /// in the future counts as now.
-pub(super) async fn claim_of_an_event_of_the_past_has_its_times<S: Maintained>(store: S) {
+pub(super) async fn claim_of_an_event_of_the_past_has_its_times(store: Case) {
     let adapter = store.adapter();
     let assert_near = |at: SystemTime, expected: SystemTime, what: &str| {
         let apart = at.duration_since(expected).unwrap_or_else(|error| error.duration());
@@ -74,7 +74,7 @@ pub(super) async fn claim_of_an_event_of_the_past_has_its_times<S: Maintained>(s
 }
 
 /// Keys that look like SQL or JSON, or like each other, are stored as they are and stay distinct.
-pub(super) async fn hostile_keys_stay_distinct<S: Maintained>(store: S) {
+pub(super) async fn hostile_keys_stay_distinct(store: Case) {
     let adapter = store.adapter();
     let x = "x".repeat(254);
     #[rustfmt::skip]
@@ -91,18 +91,18 @@ pub(super) async fn hostile_keys_stay_distinct<S: Maintained>(store: S) {
         let first = adapter.claim(key, &complete_at_once()).await.unwrap();
         assert_eq!(first, FIRST, "{:?}", key.id());
     }
-    let again = claim_all(&*adapter, &keys, &complete_at_once()).await;
+    let again = claim_all(&adapter, &keys, &complete_at_once()).await;
     assert!(again.iter().all(is_duplicate), "{again:?}");
     assert_eq!(rows(&adapter).await, keys.len() as u64);
     for key in &keys {
         assert_eq!(adapter.forget(key).await.unwrap(), ForgetReply::Removed, "{:?}", key.id());
     }
-    let claimed = claim_all(&*adapter, &keys, &leased()).await;
+    let claimed = claim_all(&adapter, &keys, &leased()).await;
     assert_eq!(claimed, vec![FIRST; keys.len()]);
 }
 
 /// After the clock is set back by an hour, leases and retentions last for an hour more. No key is first twice.
-pub(super) async fn clock_set_back_makes_no_key_first_twice<S: Maintained>(store: S) {
+pub(super) async fn clock_set_back_makes_no_key_first_twice(store: Case) {
     for calls in [
         "a once 1; 3600 back; b once D; 7140 s; b claim D; 80 s; b once 1",
         "a claim 1; 3600 back; b claim -; a renew H; a complete H; b claim D",
@@ -127,11 +127,11 @@ pub(super) async fn clock_set_back_makes_no_key_first_twice<S: Maintained>(store
 /// A purge deletes keys that expired an hour ago, up to the limit. Keys that expired later stay, although claims treat
 /// them as new. Keys under a live lease stay, although their retention has ended. A store that deletes expired keys by
 /// itself has deleted the same keys by then.
-pub(super) async fn purge_deletes_only_keys_that_expired_an_hour_ago<S: Maintained>(store: S) {
+pub(super) async fn purge_deletes_only_keys_that_expired_an_hour_ago(store: Case) {
     let adapter = store.adapter();
     let brief = |lease| CallTerms::on_completion(Token::random(), SLACK, lease);
     let old: Vec<_> = (0..10).map(|id| key(&format!("old-{id}"))).collect();
-    claim_all(&*adapter, &old, &complete_at_once()).await;
+    claim_all(&adapter, &old, &complete_at_once()).await;
     for (id, terms) in [
         ("lapsed", leased()),
         // The lease ends after the retention.
@@ -165,7 +165,7 @@ pub(super) async fn purge_deletes_only_keys_that_expired_an_hour_ago<S: Maintain
 
 /// A purge deletes as many keys as its limit, wherever they lie: a purger stops at the first call that deletes fewer.
 /// Statistics then count the other keys. A store that deletes expired keys by itself has deleted the same keys by then.
-pub(super) async fn purge_deletes_as_many_keys_as_its_limit<S: Maintained>(store: S) {
+pub(super) async fn purge_deletes_as_many_keys_as_its_limit(store: Case) {
     let adapter = store.adapter();
     let long = CallTerms::on_claim(Token::random(), 4 * PURGE_GRACE + RETENTION);
     // Expired keys and others alternate, in the order of insertion and in that of the keys.
@@ -175,7 +175,7 @@ pub(super) async fn purge_deletes_as_many_keys_as_its_limit<S: Maintained>(store
             let key = |number| DedupKey::new(namespace, &id(number)).expect("a key");
             let keys: Vec<_> = (0..100).map(key).collect();
             let terms = if turn % 2 == 0 { &complete_at_once() } else { &long };
-            claim_all(&*adapter, &keys, terms).await;
+            claim_all(&adapter, &keys, terms).await;
         }
     }
     assert_eq!(rows(&adapter).await, 4_000);
@@ -190,7 +190,7 @@ pub(super) async fn purge_deletes_as_many_keys_as_its_limit<S: Maintained>(store
 }
 
 /// After `close`, every call fails at once with `Unavailable`. A second `close` changes nothing.
-pub(super) async fn calls_after_close_fail<S: Maintained>(store: S) {
+pub(super) async fn calls_after_close_fail(store: Case) {
     let (adapter, key, mine) = (store.adapter(), key("a"), leased());
     adapter.claim(&key, &mine).await.unwrap();
     let closed_and_asked = async {

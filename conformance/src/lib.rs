@@ -1,7 +1,7 @@
-//! The conformance suite: tests of the rules that every store follows, for your own store.
+//! The conformance suite of [`tower_dedup`]: tests of the rules that every store follows, for your own store.
 //!
 //! 1. Implement [`Store`] for your adapter. It creates a fresh store and lets time pass in it.
-//! 2. In a test module, expand [`conformance_suite!`](crate::conformance_suite) with the abilities of the adapter. It
+//! 2. In a test module, expand [`conformance_suite!`] with the abilities of the adapter. It
 //!    makes one named `#[test]` of every case. A case that fails shows its last calls: keys, tokens, cursors, replies.
 //! 3. A store that cannot be reached has to panic in [`Store::create`], with a message that says what is
 //!    missing. The suite skips nothing.
@@ -12,16 +12,16 @@
 //!
 //! Whether times are the server's, and read after every wait; whether a purge deletes a row that was taken meanwhile;
 //! whether a list or statistics of a large store read a bounded part; whether an error of unknown outcome is told as
-//! [`Refused`](crate::StoreErrorKind::Refused); clocks of several servers, failovers, replicas; speed.
+//! [`Refused`](tower_dedup::StoreErrorKind::Refused); clocks of several servers, failovers, replicas; speed.
 //!
 //! # Example
 //!
 //! ```
-//! # #[cfg(all(feature = "memory", feature = "testing"))] mod example {
+//! # mod example {
 //! use std::sync::Arc;
 //! use std::time::Duration;
 //! use tower_dedup::adapter::MemoryAdapter;
-//! use tower_dedup::conformance::Store;
+//! use tower_dedup_conformance::Store;
 //!
 //! struct Memory(Arc<MemoryAdapter>);
 //!
@@ -46,14 +46,13 @@
 //! }
 //!
 //! mod memory {
-//!     tower_dedup::conformance_suite!(super::Memory: leases, stored_data, maintenance);
+//!     tower_dedup_conformance::conformance_suite!(super::Memory: leases, stored_data, maintenance);
 //! }
 //! # // One case, because the macro's tests are compiled in tests only.
 //! # pub(crate) fn one() {
-//! #     tower_dedup::conformance::cases::on_claim::<Memory>("claim_complete_at_once_is_first_once");
+//! #     tower_dedup_conformance::cases::on_claim::<Memory>("claim_complete_at_once_is_first_once");
 //! # }
 //! # }
-//! # #[cfg(all(feature = "memory", feature = "testing"))]
 //! # example::one();
 //! ```
 
@@ -66,6 +65,7 @@
 #[macro_use]
 mod suite;
 
+mod case;
 #[doc(hidden)]
 pub mod cases;
 mod driver;
@@ -76,6 +76,7 @@ mod processes;
     reason = "hidden: for the suite, and for the tests of this crate"
 )]
 mod proxy;
+mod run;
 mod store;
 mod trace;
 

@@ -4,16 +4,17 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::super::driver::{
-    FIRST, LEASE, RETENTION, SLACK, claim_all, complete_at_once, key, leased, reply,
-};
-use super::super::store::{Maintained, Store};
-use crate::adapter::contract::{CallTerms, DedupAdapter, Token};
-use crate::adapter::inspect::{
+use tower_dedup::adapter::contract::{CallTerms, DedupAdapter, Token};
+use tower_dedup::adapter::inspect::{
     Entry, KeyState, ListFilter, MaintenanceAdapter, PURGE_GRACE, Stats,
 };
-use crate::error::StoreErrorKind;
-use crate::key::DedupKey;
+use tower_dedup::{DedupKey, StoreErrorKind};
+
+use crate::case::Case;
+use crate::driver::{
+    FIRST, LEASE, RETENTION, SLACK, claim_all, complete_at_once, key, leased, reply,
+};
+use crate::trace::Traced;
 
 /// More than enough calls for a list or a purge of a few hundred keys.
 const MANY: usize = 10_000;
@@ -23,11 +24,7 @@ fn in_namespace(namespace: &str, id: &str) -> DedupKey {
 }
 
 /// Returns the keys that a filter selects, in pages of this size, sorted. No key may occur twice.
-async fn list<A: MaintenanceAdapter + ?Sized>(
-    adapter: &A,
-    filter: &ListFilter,
-    limit: u32,
-) -> BTreeMap<DedupKey, Entry> {
+async fn list(adapter: &Traced, filter: &ListFilter, limit: u32) -> BTreeMap<DedupKey, Entry> {
     let (mut found, mut after) = (BTreeMap::new(), None);
     for _ in 0..MANY {
         let page = adapter.list(filter, after.as_deref(), limit).await.unwrap();
@@ -44,15 +41,19 @@ async fn list<A: MaintenanceAdapter + ?Sized>(
 }
 
 fn of_state(state: KeyState) -> ListFilter {
-    ListFilter { state: Some(state), ..ListFilter::default() }
+    let mut filter = ListFilter::default();
+    filter.state = Some(state);
+    filter
 }
 
 fn of_namespace(namespace: &str) -> ListFilter {
-    ListFilter { namespace: Some(namespace.to_owned()), ..ListFilter::default() }
+    let mut filter = ListFilter::default();
+    filter.namespace = Some(namespace.to_owned());
+    filter
 }
 
 /// Returns the ids of the keys that a filter selects.
-async fn ids<A: MaintenanceAdapter + ?Sized>(adapter: &A, filter: &ListFilter) -> Vec<String> {
+async fn ids(adapter: &Traced, filter: &ListFilter) -> Vec<String> {
     list(adapter, filter, 3).await.into_keys().map(|key| key.id().to_owned()).collect()
 }
 
@@ -62,7 +63,7 @@ const LAST: Duration = Duration::from_secs(30);
 const EXPIRED: Duration = Duration::from_secs(6);
 
 /// Makes keys in every state. Their ids begin with the name of the state.
-async fn populate<S: Store>(store: &S) {
+async fn populate(store: &Case) {
     let adapter = store.adapter();
     let long = |lease| CallTerms::on_completion(Token::random(), 4 * RETENTION, lease);
     let brief = |lease| CallTerms::on_completion(Token::random(), Duration::from_millis(1), lease);
@@ -92,7 +93,7 @@ async fn populate<S: Store>(store: &S) {
 }
 
 /// `stats` counts the keys of each state, and returns the age of the oldest.
-pub(super) async fn stats_count_each_state_and_its_oldest_key<S: Maintained>(store: S) {
+pub(super) async fn stats_count_each_state_and_its_oldest_key(store: Case) {
     let adapter = store.adapter();
     let empty = adapter.stats().await.unwrap();
     assert_eq!((empty.is_exact, empty.rows), (true, 0));
@@ -119,7 +120,7 @@ pub(super) async fn stats_count_each_state_and_its_oldest_key<S: Maintained>(sto
 }
 
 /// A store without the ability refuses a list.
-pub(super) async fn list_is_unsupported_without_the_ability<S: Maintained>(store: S) {
+pub(super) async fn list_is_unsupported_without_the_ability(store: Case) {
     let adapter = store.adapter();
     let listed = adapter.list(&ListFilter::default(), None, 10).await;
     if adapter.abilities().inspection {
@@ -135,31 +136,33 @@ const ALL: [&str; 7] =
 const COMPLETE: [&str; 3] = ["complete-at-once", "complete-by-a-lease", "complete"];
 
 /// A list has every key that has not expired, as `get` returns it without its stored data.
-pub(super) async fn list_returns_the_state_of_each_key<S: Maintained>(store: S) {
+pub(super) async fn list_returns_the_state_of_each_key(store: Case) {
     let adapter = store.adapter();
     populate(&store).await;
     let listed = list(&adapter, &ListFilter::default(), 100).await;
     assert!(listed.keys().map(DedupKey::id).eq(ALL), "{listed:?}");
     for (key, listed) in listed {
-        let entry = adapter.get(&key).await.unwrap().expect("an entry");
-        assert_eq!(listed, Entry { stored: None, ..entry }, "{:?}", key.id());
+        let mut entry = adapter.get(&key).await.unwrap().expect("an entry");
+        entry.stored = None;
+        assert_eq!(listed, entry, "{:?}", key.id());
     }
 }
 
 /// Each condition of a filter selects keys, and the conditions are joined by "and".
-pub(super) async fn list_filters_by_state_namespace_id_age_and_attempts<S: Maintained>(store: S) {
+pub(super) async fn list_filters_by_state_namespace_id_age_and_attempts(store: Case) {
     let adapter = store.adapter();
     populate(&store).await;
-    let all = ListFilter::default;
-    let with_part = |part: &str| ListFilter { id_part: Some(part.to_owned()), ..all() };
-    let since = |since| ListFilter { since: Some(since), ..all() };
-    let over = |attempts| ListFilter { attempts_over: Some(attempts), ..all() };
-    let recent = [COMPLETE[0], COMPLETE[1], "failed", "in-flight", COMPLETE[2]];
-    let several = ListFilter {
-        state: Some(KeyState::Complete),
-        since: Some(RETENTION),
-        ..of_namespace("conformance")
+    let filter = |set: &dyn Fn(&mut ListFilter)| {
+        let mut filter = ListFilter::default();
+        set(&mut filter);
+        filter
     };
+    let with_part = |part: &str| filter(&|filter| filter.id_part = Some(part.to_owned()));
+    let since = |since| filter(&|filter| filter.since = Some(since));
+    let over = |attempts| filter(&|filter| filter.attempts_over = Some(attempts));
+    let recent = [COMPLETE[0], COMPLETE[1], "failed", "in-flight", COMPLETE[2]];
+    let mut several = of_namespace("conformance");
+    (several.state, several.since) = (Some(KeyState::Complete), Some(RETENTION));
     for (filter, expected) in [
         (of_state(KeyState::InFlight), &["in-flight", "in-flight-for-long"][..]),
         (of_state(KeyState::Lapsed), &["lapsed"]),
@@ -188,7 +191,7 @@ pub(super) async fn list_filters_by_state_namespace_id_age_and_attempts<S: Maint
 }
 
 /// The pages of a list have every key once, whatever their size.
-pub(super) async fn list_in_pages_has_every_key_once<S: Maintained>(store: S) {
+pub(super) async fn list_in_pages_has_every_key_once(store: Case) {
     let adapter = store.adapter();
     let ids =
         ["\"]]}", "\\", "'; --", "a", "a ", "\u{e9}", "line\nbreak\u{7f}", "\u{10FFFF}", "[0,1]"];
@@ -198,7 +201,7 @@ pub(super) async fn list_in_pages_has_every_key_once<S: Maintained>(store: S) {
         .flat_map(|id| namespaces.map(|namespace| in_namespace(namespace, &id)))
         .collect();
     keys.sort();
-    let claimed = claim_all(&*adapter, &keys, &complete_at_once()).await;
+    let claimed = claim_all(&adapter, &keys, &complete_at_once()).await;
     assert!(claimed.iter().all(|claimed| *claimed == FIRST));
     for limit in [7, 1_000, 1_080, u32::MAX] {
         let listed = list(&adapter, &ListFilter::default(), limit).await;
@@ -217,10 +220,10 @@ pub(super) async fn list_in_pages_has_every_key_once<S: Maintained>(store: S) {
 }
 
 /// A cursor that is not of this store is refused, and nothing is listed.
-pub(super) async fn foreign_cursor_is_refused<S: Maintained>(store: S) {
+pub(super) async fn foreign_cursor_is_refused(store: Case) {
     let adapter = store.adapter();
     let keys = ["a", "b", "c"].map(key);
-    claim_all(&*adapter, &keys, &complete_at_once()).await;
+    claim_all(&adapter, &keys, &complete_at_once()).await;
     let all = ListFilter::default();
     let page = adapter.list(&all, None, 1).await.unwrap();
     let own = page.next.expect("a second page");
@@ -235,15 +238,15 @@ pub(super) async fn foreign_cursor_is_refused<S: Maintained>(store: S) {
 
 /// A list and statistics beside claims, completions and purges do not fail. The list has every key that
 /// is not written, once.
-pub(super) async fn list_beside_writes_has_every_key_that_is_not_written<S: Maintained>(store: S) {
+pub(super) async fn list_beside_writes_has_every_key_that_is_not_written(store: Case) {
     let adapter = store.adapter();
     let mut stuck: Vec<DedupKey> = (0..200).map(|id| key(&format!("{id}-stuck"))).collect();
     let old: Vec<DedupKey> = (0..200).map(|id| key(&format!("{id}-old"))).collect();
     stuck.sort();
-    claim_all(&*adapter, &old, &complete_at_once()).await;
+    claim_all(&adapter, &old, &complete_at_once()).await;
     store.advance(RETENTION + PURGE_GRACE).await;
     let long = CallTerms::on_completion(Token::random(), RETENTION, RETENTION);
-    claim_all(&*adapter, &stuck, &long).await;
+    claim_all(&adapter, &stuck, &long).await;
     let writers: Vec<_> = (0..4)
         .map(|writer| {
             let adapter = Arc::clone(&adapter);
@@ -283,7 +286,7 @@ pub(super) async fn list_beside_writes_has_every_key_that_is_not_written<S: Main
 }
 
 /// The type of an event is stored with a new key, however it is new. Only a key that is new again gets another type.
-pub(super) async fn event_type_is_stored_with_a_new_key<S: Maintained>(store: S) {
+pub(super) async fn event_type_is_stored_with_a_new_key(store: Case) {
     let adapter = store.adapter();
     let stored =
         async |key: &DedupKey| adapter.get(key).await.unwrap().expect("an entry").event_type;
@@ -299,8 +302,8 @@ pub(super) async fn event_type_is_stored_with_a_new_key<S: Maintained>(store: S)
             assert_eq!(stored(&none).await, None, "{call}");
         };
         let (first, new) = (with(terms(), "first"), with(terms(), "new"));
-        reply(&*adapter, call, &typed, &first).await;
-        reply(&*adapter, call, &none, &first).await;
+        reply(&adapter, call, &typed, &first).await;
+        reply(&adapter, call, &none, &first).await;
         is("first").await;
         // The types that later claims bring are dropped: a takeover or a duplicate, and its completion.
         let late = leased().with_event_types([(none.clone(), "late")]);
@@ -313,8 +316,8 @@ pub(super) async fn event_type_is_stored_with_a_new_key<S: Maintained>(store: S)
         // The key is new again after its retention, but not for a renewal.
         store.advance(RETENTION + SLACK).await;
         let call = if call == "renew" { "claim" } else { call };
-        reply(&*adapter, call, &typed, &new).await;
-        reply(&*adapter, call, &none, &new).await;
+        reply(&adapter, call, &typed, &new).await;
+        reply(&adapter, call, &none, &new).await;
         is("new").await;
     }
 }
