@@ -13,7 +13,7 @@ use super::super::sqlx_transaction::{
     CompletionConnection, CompletionDatabase, Connected, Sealed, acquire,
 };
 use super::super::terms::CallTerms;
-use super::params::{Uuid, key_hash, retention_ms};
+use super::params::{Uuid, key_hash};
 use super::statements::{Statements, of_generation};
 use crate::error::StoreError;
 use crate::key::DedupKey;
@@ -26,7 +26,7 @@ pub(super) fn completion(
     terms: &CallTerms,
     mark: Option<&str>,
 ) -> Completion {
-    let retention = retention_ms(terms);
+    let retention = terms.retention_ms();
     // The setting of Postgres has 31 bits.
     let idle_ms = idle.map(|idle| i32::try_from(idle.as_millis()).unwrap_or(i32::MAX));
     let idle_ms = idle_ms.map(|idle_ms| idle_ms.max(terms.handler_bound_ms));

@@ -10,7 +10,7 @@ use sqlx::postgres::{
 use sqlx::query::Query;
 use sqlx::{Decode, Encode, Row as _, Type};
 
-use super::super::contract::{CallTerms, Fetch, StoredData, StoredResponse, Token};
+use super::super::contract::{Fetch, StoredData, StoredResponse, Token};
 use super::super::sql::{Call, Row, RowCall};
 use crate::key::DedupKey;
 
@@ -75,13 +75,6 @@ pub(super) fn index_of(
     Ok(rows.binary_search_by_key(&key, |row| row.call.hash).ok())
 }
 
-/// The longest time that is added to a `timestamptz`: ten thousand years.
-pub(super) const MAX_MS: i64 = 10_000 * 365 * 86_400_000;
-
-pub(super) fn retention_ms(terms: &CallTerms) -> i64 {
-    terms.retention_ms().min(MAX_MS)
-}
-
 /// A statement with the parameters that were bound so far.
 pub(super) type Bound = Query<'static, Postgres, PgArguments>;
 
@@ -107,16 +100,16 @@ pub(super) fn bind_rows(query: Bound, rows: &[&mut RowCall<'_>]) -> Bound {
     let data: Option<Vec<_>> = stores.then(|| calls().map(data).collect());
     let data = data.as_deref();
     let past = calls().any(|call| call.terms.handled_at().is_some());
-    let handled_at = |call: &Call| call.terms.handled_at_ms().map(|ms| ms.min(MAX_MS));
+    let handled_at = |call: &Call| call.terms.handled_at_ms();
     let status = |response: &StoredResponse| i16::try_from(response.status.as_u16()).ok();
     query
         .bind(uuids(rows))
         .bind(calls().map(|call| call.key.namespace()).collect::<Vec<_>>())
         .bind(calls().map(|call| call.key.id()).collect::<Vec<_>>())
         .bind(calls().map(|call| call.terms.token().into()).collect::<Vec<Uuid>>())
-        .bind(calls().next().map(|call| retention_ms(&call.terms)))
+        .bind(calls().next().map(|call| call.terms.retention_ms()))
         .bind(types)
-        .bind(calls().next().and_then(Call::lease_ms).map(|lease| lease.min(MAX_MS)))
+        .bind(calls().next().and_then(Call::lease_ms))
         .bind(column(data, |data| data.payload_sha256))
         .bind(column(data, |data| status(data.response.as_deref()?)))
         .bind(column(data, |data| Some(data.response.as_deref()?.headers_json())))

@@ -114,9 +114,8 @@ impl Statements {
     }
 
     fn new(name: &TableName, options: &PostgresOptions, wait: Wait) -> Self {
-        // The setting has 31 bits, and 0 is no bound.
-        let long = (options.statement_timeout.as_millis() * 9 / 10).max(1);
-        let long = format!("{}ms", i32::try_from(long).unwrap_or(i32::MAX));
+        // 0 is no bound.
+        let long = format!("{}ms", (options.statement_timeout.as_millis() * 9 / 10).max(1));
         let passes = wait == Wait::PassOver;
         let wait = [BRIEFLY, LOCK_TIMEOUT, &*long][wait as usize];
         let table = ("table", &*name.quoted(""));

@@ -117,7 +117,7 @@ impl PostgresStore {
         sql: &Arc<str>,
         bind: impl Fn(Bound) -> Bound + Send + Sync + 'static,
     ) -> Result<Result<Fetched, sqlx::Error>, StoreError> {
-        let bound = self.options.statement_timeout.saturating_mul(times);
+        let bound = self.options.statement_timeout * times;
         let (store, sql) = (Arc::clone(self), Arc::clone(sql));
         let send = move |permission| async move {
             let Connections { senders, .. } = &store.connections;
