@@ -14,13 +14,13 @@ use super::super::sqlx_transaction::{
 };
 use super::super::terms::CallTerms;
 use super::params::{Uuid, key_hash};
-use super::statements::{Statements, of_generation};
+use super::statements::{PostgresStatements, of_generation};
 use crate::error::StoreError;
 use crate::key::DedupKey;
 
 /// Makes the statement that completes these keys. `idle` bounds an idle transaction, unless its handler may run longer.
 pub(super) fn completion(
-    (statements, generation): (&Statements, Option<u32>),
+    (statements, generation): (&PostgresStatements, Option<u32>),
     idle: Option<Duration>,
     keys: &[DedupKey],
     terms: &CallTerms,

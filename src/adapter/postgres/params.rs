@@ -76,10 +76,10 @@ pub(super) fn index_of(
 }
 
 /// A statement with the parameters that were bound so far.
-pub(super) type Bound = Query<'static, Postgres, PgArguments>;
+pub(super) type BoundQuery = Query<'static, Postgres, PgArguments>;
 
 /// Binds the parameters of a statement. They are bound again if the statement is repeated.
-pub(super) type Bind<'b> = &'b (dyn Fn(Bound) -> Bound + Sync);
+pub(super) type Bind<'b> = &'b (dyn Fn(BoundQuery) -> BoundQuery + Sync);
 
 /// Returns the primary keys of rows.
 pub(super) fn uuids(rows: &[&mut RowCall<'_>]) -> Vec<Uuid> {
@@ -90,7 +90,7 @@ pub(super) fn uuids(rows: &[&mut RowCall<'_>]) -> Vec<Uuid> {
 /// milliseconds, the array of the events' types, the lease in milliseconds, the arrays of the payload's SHA-256 and of
 /// the response's status, headers and body, and the array of the times at which events of the past were handled. A
 /// statement may use fewer. Types, each column of stored data, and these times are null as a whole if no row has any.
-pub(super) fn bind_rows(query: Bound, rows: &[&mut RowCall<'_>]) -> Bound {
+pub(super) fn bind_rows(query: BoundQuery, rows: &[&mut RowCall<'_>]) -> BoundQuery {
     let calls = || rows.iter().map(|row| &**row.call);
     let types = calls().any(|call| call.terms.has_event_types());
     let types =

@@ -84,7 +84,7 @@ const COMPLETION_TIMEOUT: &str = "1999ms";
 
 statements! {
     /// Every statement, with the table's name. A field is named after its file.
-    pub(super) struct Statements {
+    pub(super) struct PostgresStatements {
         claim_insert,
         claim_existing,
         claim_complete_insert,
@@ -106,7 +106,7 @@ statements! {
     }
 }
 
-impl Statements {
+impl PostgresStatements {
     /// Returns the statements of each [`Wait`].
     pub(super) fn by_wait(name: &TableName, options: &PostgresOptions) -> [Arc<Self>; 3] {
         let of = |wait| Arc::new(Self::new(name, options, wait));

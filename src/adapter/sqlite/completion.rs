@@ -13,14 +13,14 @@ use super::super::sql::statement::query;
 use super::super::sqlx_transaction::{
     CompletionConnection, CompletionDatabase, Connected, Sealed, acquire, is_left_open,
 };
-use super::statements::Statements;
+use super::statements::SqliteStatements;
 use super::write_lock::{FileLocks, WriteGuard, locked, locks_of};
 use crate::error::{StoreError, StoreErrorKind};
 use crate::key::DedupKey;
 
 /// Makes the statement that completes these keys.
 pub(super) fn completion(
-    statements: &Statements,
+    statements: &SqliteStatements,
     write_lock_timeout: Duration,
     keys: &[DedupKey],
     terms: &CallTerms,
