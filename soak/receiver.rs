@@ -14,8 +14,8 @@ use rand::{Rng, RngExt, SeedableRng};
 use serde::{Deserialize, Serialize};
 use sqlx::postgres::PgPoolOptions;
 use sqlx::{AssertSqlSafe, Pool, Postgres, Sqlite, SqlitePool};
-use tower_dedup::adapter::contract::DedupAdapter;
-use tower_dedup::adapter::{PostgresAdapter, RedisAdapter, SqliteAdapter, TransactionAdapter};
+use tower_dedup::adapter::contract::{DedupAdapter, TransactionAdapter};
+use tower_dedup::adapter::{PostgresAdapter, RedisAdapter, SqliteAdapter};
 use tower_dedup::ledger::Ledger;
 use tower_dedup::{DedupHandle, DedupLayer, Delivery};
 

@@ -11,8 +11,7 @@ use sha2::{Digest, Sha256};
 use tracing::Instrument;
 
 use crate::adapter::Payloads;
-use crate::adapter::TransactionAdapter;
-use crate::adapter::contract::{DedupAdapter, Fetch, Seen};
+use crate::adapter::contract::{DedupAdapter, Fetch, Seen, TransactionAdapter};
 use crate::delivery::Delivery;
 use crate::error::{ConfigError, StoreError, StoreErrorKind};
 use crate::key::Event;

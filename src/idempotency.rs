@@ -6,8 +6,7 @@ use bytes::Bytes;
 use http::header::{CONTENT_LANGUAGE, CONTENT_TYPE, HeaderValue};
 use http::{HeaderName, Response, StatusCode, header};
 
-use crate::adapter::TransactionAdapter;
-use crate::adapter::contract::DedupAdapter;
+use crate::adapter::contract::{DedupAdapter, TransactionAdapter};
 use crate::key::LogIds;
 use crate::key::{KeyExtractor, KeyPart, whole_payload};
 use crate::layer::{DedupLayer, OnInFlight, OnMismatch};

@@ -35,7 +35,7 @@ const LEVELS: &[(&str, &str)] = &[
     ),
     (
         "adapter",
-        "completion stored < terms replies sqlx_transaction < contract < inspect \
+        "stored < terms replies < contract < inspect \
          < around transaction < sql < memory sqlite postgres redis < connect",
     ),
     (

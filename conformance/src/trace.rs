@@ -128,13 +128,8 @@ impl DedupAdapter for Traced {
         is_complete -> bool
     );
 
-    fn completion(
-        &self,
-        keys: &[DedupKey],
-        terms: &CallTerms,
-        mark: Option<&str>,
-    ) -> Result<Completion, StoreError> {
-        self.adapter().completion(keys, terms, mark)
+    fn completion(&self, keys: &[DedupKey], terms: &CallTerms) -> Result<Completion, StoreError> {
+        self.adapter().completion(keys, terms)
     }
 }
 

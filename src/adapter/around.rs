@@ -42,9 +42,8 @@ macro_rules! adapter_around {
                 &self,
                 keys: &[DedupKey],
                 terms: &CallTerms,
-                mark: Option<&str>,
             ) -> Result<Completion, StoreError> {
-                self.inner().completion(keys, terms, mark)
+                self.inner().completion(keys, terms)
             }
         }
 

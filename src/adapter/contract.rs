@@ -33,15 +33,22 @@
 //! [`MaintenanceAdapter`](super::inspect::MaintenanceAdapter) for operators and purges. The conformance
 //! suite, the package `tower-dedup-conformance`, tests both.
 
+use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::Arc;
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+use std::sync::OnceLock;
+#[cfg(feature = "sqlite")]
+use std::time::Duration;
 
-pub use super::completion::Completion;
 pub use super::replies::{ClaimReply, CompleteReply, RenewReply, Seen};
 pub use super::stored::{Fetch, StoredData, StoredResponse};
 pub use super::terms::{CallTerms, Permanence, Token};
 use crate::error::{StoreError, StoreErrorKind};
 use crate::key::DedupKey;
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+use crate::key::List;
 
 /// The boxed future of a call to a store. `Box::pin(async move { … })` makes one.
 pub type StoreFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send + 'a>>;
@@ -237,19 +244,11 @@ pub trait DedupAdapter: Send + Sync + 'static {
     /// Renewals with the token move that lease. In the stores of this crate, the statement starts it again: the lease of
     /// the claim may be over.
     ///
-    /// `mark` is for the stores of this crate, whose transactions [`Delivery::begin`](crate::Delivery::begin) begins and
-    /// marks. Another store ignores it: `begin` refuses that store in any case.
-    ///
     /// # Errors
     ///
     /// [`StoreErrorKind::Unsupported`] by default.
-    fn completion(
-        &self,
-        keys: &[DedupKey],
-        terms: &CallTerms,
-        mark: Option<&str>,
-    ) -> Result<Completion, StoreError> {
-        let _ = (keys, terms, mark);
+    fn completion(&self, keys: &[DedupKey], terms: &CallTerms) -> Result<Completion, StoreError> {
+        let _ = (keys, terms);
         Err(StoreError::new(StoreErrorKind::Unsupported, "completing events in a transaction"))
     }
 
@@ -264,6 +263,23 @@ pub trait DedupAdapter: Send + Sync + 'static {
         Box::pin(async { Err(StoreError::new(StoreErrorKind::Unsupported, "reading completions")) })
     }
 }
+
+/// A store in a SQL database, whose keys a handler completes in its own transaction.
+///
+/// The bound of [`DedupLayer::transactional`](crate::DedupLayer::transactional): with another store, key
+/// and effect would be in two stores. Implement it for a store of your own that has
+/// [`completion`](Abilities::completion).
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot claim keys in the handler's transaction",
+    label = "not an adapter of a SQL database",
+    note = "the transactional ledger commits the key and the handler's writes together, so both must be \
+            in one SQL database",
+    note = "with this adapter, the key and the effect are in two stores: use the lease ledger, \
+            `DedupLayer::new`"
+)]
+pub trait TransactionAdapter: DedupAdapter {}
+
+impl<A: TransactionAdapter + ?Sized> TransactionAdapter for Arc<A> {}
 
 /// The abilities of a store beyond claims that are complete at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -302,5 +318,190 @@ impl Abilities {
             return Err(StoreError::new(StoreErrorKind::Unsupported, "claiming keys"));
         }
         Ok(())
+    }
+}
+
+/// A statement that completes the events of a delivery in the handler's own transaction, for any driver.
+///
+/// [`Delivery::completion`](crate::Delivery::completion) makes it. Execute it in the transaction that has the
+/// handler's writes, and commit. The transaction then completes all events that the delivery holds, or it cannot
+/// commit: if an event is complete already, the statement is an error. [The
+/// guide](crate::guide::transactions#other-drivers) has the call of each driver.
+///
+/// ```
+/// # #[cfg(feature = "sqlite")]
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// use tower_dedup::adapter::SqliteAdapter;
+/// use tower_dedup::sqlx::{self, AssertSqlSafe, SqlitePool};
+/// use tower_dedup::{BoxError, DedupKey, Deduplicator, RunOutcome};
+///
+/// # let dir = tempfile::tempdir()?;
+/// # let url = format!("sqlite://{}?mode=rwc", dir.path().join("shop.db").display());
+/// # let pool = SqlitePool::connect(&url).await?;
+/// # sqlx::query("CREATE TABLE orders (id TEXT)").execute(&pool).await?;
+/// let dedup = Deduplicator::transactional(SqliteAdapter::new(pool.clone()));
+/// let key = DedupKey::new("shop", "order_17")?;
+/// for is_first in [true, false] {
+///     let ran = dedup.run(&key, async |event| {
+///         let completion = event.completion()?;
+///         let mut tx = pool.begin().await?; // of any driver
+///         sqlx::query("INSERT INTO orders VALUES ($1)").bind(event.id()).execute(&mut *tx).await?;
+///         let complete = sqlx::query(AssertSqlSafe(completion.sql().to_owned()));
+///         complete.bind(completion.parameter()).execute(&mut *tx).await?;
+///         tx.commit().await?;
+///         Ok::<_, BoxError>(())
+///     });
+///     assert_eq!(matches!(ran.await, Ok(RunOutcome::First(()))), is_first);
+/// }
+/// let orders = sqlx::query_scalar("SELECT count(*) FROM orders").fetch_one(&pool);
+/// assert_eq!(orders.await.ok(), Some(1_i64));
+/// # Ok::<(), BoxError>(())
+/// # }).unwrap();
+/// ```
+#[derive(Clone)]
+pub struct Completion {
+    pub(crate) sql: Arc<str>,
+    parameter: Parameter,
+}
+
+#[derive(Clone)]
+enum Parameter {
+    Text(String),
+    /// Of a store of this crate.
+    #[cfg(any(feature = "postgres", feature = "sqlite"))]
+    Own(Box<OwnCompletion>),
+}
+
+/// A completion of a store of this crate. Its parameter is made when it is first asked for, because most
+/// transactions that this crate begins need none.
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+#[derive(Clone)]
+pub(crate) struct OwnCompletion {
+    pub(crate) keys: List<DedupKey>,
+    pub(crate) terms: CallTerms,
+    pub(crate) within: Within,
+    pub(crate) database: OwnDatabase,
+    /// Returns a row if this transaction has completed the events. It takes the same parameter.
+    pub(crate) check: Arc<str>,
+    make_parameter: fn(&Self) -> String,
+    parameter: OnceLock<String>,
+}
+
+/// The transaction in which a completion is executed.
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Within {
+    /// A transaction that has written before, where the database can tell.
+    Written,
+    /// A transaction that may have written nothing.
+    Any,
+    /// A transaction that this crate has begun and marked.
+    Marked,
+}
+
+/// What only the stores of one database know of a completion.
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+#[derive(Clone)]
+pub(crate) enum OwnDatabase {
+    #[cfg(feature = "postgres")]
+    Postgres {
+        /// A faster statement for one event with which nothing is stored. It refuses by writing no row.
+        lean: Arc<str>,
+        /// The generation of the plans, on connections of sqlx.
+        generation: Option<u32>,
+        /// How long a transaction may be idle, in milliseconds, if the crate bounds it.
+        idle_ms: Option<i32>,
+    },
+    #[cfg(feature = "sqlite")]
+    Sqlite {
+        /// How long a transaction waits for those before it.
+        write_lock_timeout: Duration,
+    },
+}
+
+impl Completion {
+    /// Makes a completion of a store of your own: a statement with one text parameter. It must fail if it
+    /// does not complete every event.
+    pub fn new(sql: impl Into<Arc<str>>, parameter: impl Into<String>) -> Self {
+        Self { sql: sql.into(), parameter: Parameter::Text(parameter.into()) }
+    }
+
+    /// Makes a completion of a store of this crate: the statement that completes these keys, and the one
+    /// that checks whether this transaction has completed them.
+    #[cfg(any(feature = "postgres", feature = "sqlite"))]
+    pub(crate) fn new_own(
+        [sql, check]: [&Arc<str>; 2],
+        database: OwnDatabase,
+        keys: &[DedupKey],
+        terms: &CallTerms,
+        make_parameter: fn(&OwnCompletion) -> String,
+    ) -> Self {
+        let own = OwnCompletion {
+            keys: keys.iter().cloned().collect(),
+            terms: terms.clone(),
+            within: Within::Written,
+            database,
+            check: Arc::clone(check),
+            make_parameter,
+            parameter: OnceLock::new(),
+        };
+        Self { sql: Arc::clone(sql), parameter: Parameter::Own(Box::new(own)) }
+    }
+
+    /// Returns what a store of this crate knows of its completion.
+    #[cfg(any(feature = "postgres", feature = "sqlite"))]
+    pub(crate) fn own(&self) -> Option<&OwnCompletion> {
+        match &self.parameter {
+            Parameter::Own(own) => Some(own),
+            Parameter::Text(_) => None,
+        }
+    }
+
+    /// Returns the statement. It has one parameter, and is the same for every event of the store.
+    ///
+    /// On Postgres it returns one row with the column `completion`; on SQLite it returns none.
+    #[must_use]
+    pub fn sql(&self) -> &str {
+        &self.sql
+    }
+
+    /// Returns the value of the parameter, a text: `$1` on Postgres, `?1` on SQLite; that of a store of your own is as
+    /// its database writes it.
+    #[must_use]
+    pub fn parameter(&self) -> &str {
+        match &self.parameter {
+            Parameter::Text(text) => text,
+            #[cfg(any(feature = "postgres", feature = "sqlite"))]
+            Parameter::Own(own) => own.parameter.get_or_init(|| (own.make_parameter)(own)),
+        }
+    }
+
+    /// Lets the statement be the first that writes in its transaction.
+    ///
+    /// By default it fails there on Postgres, because it could be outside of the handler's transaction, as after
+    /// `&db` in place of `&txn`: it would then complete the events alone. Above READ COMMITTED, complete first: see
+    /// [the guide](crate::guide::transactions).
+    #[must_use]
+    pub fn as_first_statement(self) -> Self {
+        #[cfg(any(feature = "postgres", feature = "sqlite"))]
+        return self.within(Within::Any);
+        #[cfg(not(any(feature = "postgres", feature = "sqlite")))]
+        self
+    }
+
+    /// Returns the completion for a transaction of this kind.
+    #[cfg(any(feature = "postgres", feature = "sqlite"))]
+    pub(crate) fn within(mut self, within: Within) -> Self {
+        if let Parameter::Own(own) = &mut self.parameter {
+            (own.within, own.parameter) = (within, OnceLock::new());
+        }
+        self
+    }
+}
+
+impl fmt::Debug for Completion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // The parameter may hold a response, which may be personal data.
+        f.debug_struct("Completion").field("sql", &self.sql).finish_non_exhaustive()
     }
 }

@@ -22,7 +22,6 @@
 //! ```
 
 pub(crate) mod around;
-pub(crate) mod completion;
 mod connect;
 pub mod contract;
 pub mod inspect;
@@ -37,11 +36,10 @@ mod replies;
 mod sql;
 #[cfg(feature = "sqlite")]
 mod sqlite;
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
-pub(crate) mod sqlx_transaction;
 mod stored;
 mod terms;
-mod transaction;
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+pub(crate) mod transaction;
 
 #[cfg(feature = "redis")]
 pub use self::redis::{RedisAdapter, RedisClient, RedisOptions};
@@ -54,7 +52,6 @@ pub use postgres::{PostgresAdapter, PostgresOptions};
 pub use sql::Purging;
 #[cfg(feature = "sqlite")]
 pub use sqlite::{SqliteAdapter, SqliteOptions};
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
-pub use sqlx_transaction::{CompletionConnection, CompletionDatabase};
 pub(crate) use terms::Payloads;
-pub use transaction::TransactionAdapter;
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+pub use transaction::{CompletionConnection, CompletionDatabase};

@@ -1,22 +1,291 @@
-//! [`TransactionAdapter`]: stores for the transactional ledger.
+//! Transactions of handlers in which a store of this crate completes events: how they begin over sqlx,
+//! the parameter of their completion, and what their errors mean.
 
-use std::sync::Arc;
+use std::future::Future;
+use std::time::Duration;
 
-use super::contract::DedupAdapter;
+use serde_json::{Value, json};
+use sqlx::pool::PoolConnection;
+use sqlx::{Connection, Database, Pool, SqlSafeStr, Transaction};
+use tokio::time::timeout;
 
-/// A store in a SQL database, whose keys a handler completes in its own transaction.
+use super::contract::{Completion, Fetch, OwnCompletion, StoredResponse, Within};
+use crate::error::StoreError;
+use crate::key::{DedupKey, hex};
+
+/// A connection on which a transaction may begin, the right to it, and the statement that begins it.
+pub(crate) type Connected<DB> = (PoolConnection<DB>, <DB as CompletionDatabase>::Turn, String);
+
+/// Prevents implementations of [`CompletionDatabase`] and [`CompletionConnection`] in other crates.
+pub trait Sealed {}
+
+/// A database of sqlx in which [`Delivery::begin`](crate::Delivery::begin) begins a transaction.
+pub trait CompletionDatabase: Database<Connection: CompletionConnection> + Sealed {
+    /// The right to a transaction, which is held to its end.
+    #[doc(hidden)]
+    type Turn: Send + Sync + 'static;
+
+    /// Returns a connection of the pool once a transaction may begin on it. Returns `None` if the store is of
+    /// another crate, or completes its events in another kind of database. The statement that begins the
+    /// transaction fails in one that was left open.
+    #[doc(hidden)]
+    fn connect<E: From<StoreError> + From<sqlx::Error> + Send>(
+        completion: &Completion,
+        pool: &Pool<Self>,
+    ) -> impl Future<Output = Result<Option<Connected<Self>>, E>> + Send;
+
+    /// How long sqlx may test an idle connection of a pool, which may have fallen silent. `None` if it leads to no other
+    /// machine.
+    #[doc(hidden)]
+    const TEST_TIMEOUT: Option<Duration>;
+}
+
+/// A connection of sqlx on which [`Delivery::complete_in`](crate::Delivery::complete_in) completes events.
+pub trait CompletionConnection: Connection + Sealed {
+    /// Completes the events in a transaction that this crate has begun. Returns `false` if that transaction has ended, or
+    /// if no row was written, where this is not an error. `is_last`: the COMMIT follows.
+    #[doc(hidden)]
+    fn completes(
+        &mut self,
+        completion: &Completion,
+        is_last: bool,
+    ) -> impl Future<Output = Result<bool, sqlx::Error>> + Send;
+
+    /// Returns whether this transaction has completed the events, and still is the one that this crate has begun.
+    #[doc(hidden)]
+    fn is_completed(
+        &mut self,
+        completion: &Completion,
+    ) -> impl Future<Output = Result<bool, sqlx::Error>> + Send;
+
+    /// Completes the events in a transaction that the handler has begun.
+    #[doc(hidden)]
+    fn complete_in(
+        &mut self,
+        completion: &Completion,
+    ) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
+
+    /// Returns whether somebody has left a transaction open that sqlx does not know of. So does a connection that is broken.
+    #[doc(hidden)]
+    fn is_left_open(&mut self) -> impl Future<Output = bool> + Send;
+}
+
+impl OwnCompletion {
+    /// Returns the mark of a transaction that this crate begins.
+    pub(super) fn mark(&self) -> String {
+        hex(self.terms.token().as_bytes())
+    }
+
+    /// Returns the text of a JSON object: the events as `event` names each with the hex digits of its
+    /// payload's SHA-256, their terms, and the response that is stored with all of them. Bytes are in hex.
+    /// `idle_ms` bounds an idle transaction that this crate has not begun.
+    pub(super) fn json(
+        &self,
+        idle_ms: Option<i32>,
+        event: impl Fn(&DedupKey, Option<String>) -> Value,
+    ) -> String {
+        let terms = &self.terms;
+        let retention_ms = terms.retention_ms();
+        let events = self.keys.iter().map(|key| {
+            let data = terms.stored_data_for(key).and_then(|data| data.payload_sha256);
+            event(key, data.map(|sha256| hex(&sha256)))
+        });
+        let response = terms.response();
+        let awaits = terms.fetch() == Fetch::DigestAndResponse && response.is_none();
+        let is_marked = self.within == Within::Marked;
+        json!({
+            "token": hex(terms.token().as_bytes()),
+            "mark": is_marked.then(|| self.mark()),
+            // The mark shows the transaction, whatever was written before.
+            "first": self.within != Within::Written,
+            // The layer adds the response to the complete row. Until then the event is in flight for its
+            // duplicates, for a lease at most: the lease of the claim may be over.
+            "lease_ms": awaits.then(|| terms.lease_ms().min(retention_ms)),
+            "retention_ms": retention_ms,
+            // A marked transaction has the bound from its beginning.
+            "idle_ms": idle_ms.filter(|_| !is_marked),
+            "events": events.collect::<Vec<_>>(),
+            "status": response.map(|response| response.status.as_u16()),
+            "headers": response.map(StoredResponse::headers_json),
+            "body": response.map(|response| hex(&response.body)),
+        })
+        .to_string()
+    }
+}
+
+/// What an error of a handler's transaction means.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Fault {
+    /// A completion was refused: an event is complete already.
+    AlreadyComplete,
+    /// A completion was refused: an event has no row.
+    MissingRow,
+    /// A completion was refused: its transaction has ended.
+    Ended,
+    /// A completion was refused: nothing was written before it.
+    Unwritten,
+    /// The session, or its transaction, is read-only.
+    ReadOnly,
+    /// The database is busy, or another transaction was in the way. Nothing was written.
+    InTheWay,
+    /// The database is away. The outcome is unknown.
+    Away,
+    /// The statement cannot succeed.
+    Statement,
+}
+
+/// The texts of the refusals, of which each begins so.
+const REFUSALS: [(&str, Fault); 5] = [
+    ("tower_dedup: nothing was written", Fault::Unwritten),
+    ("tower_dedup: the transaction has ended", Fault::Ended),
+    ("tower_dedup: no transaction is open", Fault::Ended),
+    ("tower_dedup: an event has no row", Fault::MissingRow),
+    ("tower_dedup: ", Fault::AlreadyComplete),
+];
+
+/// Returns what an error of sqlx means.
 ///
-/// The bound of [`DedupLayer::transactional`](crate::DedupLayer::transactional): with another store, key and effect
-/// would be in two stores. Implement it for a store of your own that has
-/// [`completion`](super::contract::Abilities::completion).
-#[diagnostic::on_unimplemented(
-    message = "`{Self}` cannot claim keys in the handler's transaction",
-    label = "not an adapter of a SQL database",
-    note = "the transactional ledger commits the key and the handler's writes together, so both must be \
-            in one SQL database",
-    note = "with this adapter, the key and the effect are in two stores: use the lease ledger, \
-            `DedupLayer::new`"
-)]
-pub trait TransactionAdapter: DedupAdapter {}
+/// SQLSTATEs: <https://www.postgresql.org/docs/current/errcodes-appendix.html>. Result codes of SQLite:
+/// <https://sqlite.org/rescode.html>.
+pub(crate) fn fault(error: &sqlx::Error) -> Fault {
+    let sqlx::Error::Database(error) = error else {
+        return match error {
+            sqlx::Error::PoolTimedOut => Fault::InTheWay,
+            sqlx::Error::Io(_)
+            | sqlx::Error::Tls(_)
+            | sqlx::Error::Protocol(_)
+            | sqlx::Error::PoolClosed
+            | sqlx::Error::WorkerCrashed
+            | sqlx::Error::BeginFailed => Fault::Away,
+            _ => Fault::Statement,
+        };
+    };
+    let code = error.code().unwrap_or_default();
+    // Bad input has the same codes.
+    if matches!(&*code, "22P02" | "1")
+        && let Some((_, refusal)) = REFUSALS.iter().find(|(text, _)| error.message().contains(text))
+    {
+        return *refusal;
+    }
+    match &*code {
+        "40003" => Fault::Away,
+        // Five characters are of Postgres.
+        code if code.len() == 5 => match &code[..2] {
+            "40" | "53" | "55" => Fault::InTheWay,
+            "08" | "57" | "58" | "XX" => Fault::Away,
+            "25" if code == "25006" => Fault::ReadOnly,
+            // A transaction that was idle or open for too long.
+            _ if matches!(code, "25P03" | "25P04") => Fault::InTheWay,
+            _ => Fault::Statement,
+        },
+        code => match code.parse::<i32>().map(|extended| extended & 0xff) {
+            // BUSY, LOCKED, NOMEM, FULL.
+            Ok(5 | 6 | 7 | 13) => Fault::InTheWay,
+            // IOERR, CANTOPEN.
+            Ok(10 | 14) => Fault::Away,
+            _ => Fault::Statement,
+        },
+    }
+}
 
-impl<A: TransactionAdapter + ?Sized> TransactionAdapter for Arc<A> {}
+/// Begins a transaction; `None` for the stores of [`connect`](CompletionDatabase::connect)'s `None`.
+///
+/// `BEGIN` has a task of its own: in sqlx up to 0.9.0, a dropped one leaves its connection in a
+/// transaction ([sqlx#4385](https://github.com/transact-rs/sqlx/issues/4385)). Closes connections that
+/// are in a transaction already: no other begins on them.
+pub(crate) async fn begin<
+    DB: CompletionDatabase,
+    E: From<StoreError> + From<sqlx::Error> + Send,
+>(
+    pool: &Pool<DB>,
+    completion: &Completion,
+) -> Result<Option<(Transaction<'static, DB>, DB::Turn)>, E> {
+    let connected = DB::connect::<E>(completion, pool).await?;
+    let Some((mut connection, turn, statement)) = connected else { return Ok(None) };
+    let pool = pool.clone();
+    let begin = async move {
+        for _ in 0..=pool.options().get_max_connections() {
+            let statement = sqlx::AssertSqlSafe(statement.clone()).into_sql_str();
+            let begun = Transaction::begin(connection, Some(statement)).await;
+            if !begun.as_ref().is_err_and(is_left_open) {
+                return Ok(Some((begun?, turn)));
+            }
+            connection = after_closing_one(&pool).await?;
+        }
+        Err(sqlx::Error::PoolTimedOut)
+    };
+    Ok(tokio::spawn(begin).await.unwrap_or(Err(sqlx::Error::WorkerCrashed))?)
+}
+
+/// Returns a connection that is in no transaction, as far as sqlx knows. Closes the others: a transaction of the user's
+/// has ended without sqlx's knowledge, or is open still. Nobody would commit what is written in it, and it does not see
+/// what others have written since.
+pub(crate) async fn acquire<DB: CompletionDatabase>(
+    pool: &Pool<DB>,
+) -> sqlx::Result<PoolConnection<DB>> {
+    for _ in 0..=pool.options().get_max_connections() {
+        let connection = tested(pool).await?;
+        if !connection.is_in_transaction() {
+            return Ok(connection);
+        }
+        // The connection is closed in any case.
+        let _ = connection.close().await;
+    }
+    Err(sqlx::Error::PoolTimedOut)
+}
+
+/// Returns a connection of the pool. sqlx tests an idle one without a bound, and one that has fallen silent never replies.
+async fn tested<DB: CompletionDatabase>(pool: &Pool<DB>) -> sqlx::Result<PoolConnection<DB>> {
+    // Without an idle connection there is none to test, and whoever waits for a busy pool keeps its place in the line.
+    let Some(bound) = DB::TEST_TIMEOUT.filter(|_| pool.num_idle() > 0) else {
+        return pool.acquire().await;
+    };
+    match timeout(bound, pool.acquire()).await {
+        Err(_) | Ok(Err(sqlx::Error::PoolTimedOut)) => {}
+        Ok(acquired) => return acquired,
+    }
+    // sqlx has closed the connection, because its test was dropped. The machine behind it may have gone, and with it the
+    // other connections.
+    while let Some(idle) = pool.try_acquire() {
+        drop(idle.detach());
+    }
+    pool.acquire().await
+}
+
+/// How long one idle connection is asked. It may have fallen silent.
+const ASK: Duration = Duration::from_millis(100);
+
+/// Closes the connection that was left open in a transaction, and returns another one. sqlx has given it back to the pool,
+/// so the idle connections are asked. If a task has got it in between, that one fails.
+async fn after_closing_one<DB: CompletionDatabase>(
+    pool: &Pool<DB>,
+) -> sqlx::Result<PoolConnection<DB>> {
+    let mut connection = acquire(pool).await?;
+    if connection.is_left_open().await {
+        let _ = connection.close().await;
+        return acquire(pool).await;
+    }
+    // They stay out of the pool until the search is over.
+    let mut sound = Vec::new();
+    while let Some(mut idle) = pool.try_acquire() {
+        if timeout(ASK, idle.is_left_open()).await.unwrap_or(true) {
+            let _ = idle.close().await;
+            break;
+        }
+        sound.push(idle);
+    }
+    Ok(connection)
+}
+
+/// Returns whether a transaction did not begin because its connection is in one: one that goes on, or one that an error has
+/// aborted.
+pub(super) fn is_left_open(error: &sqlx::Error) -> bool {
+    let Some(error) = error.as_database_error() else { return false };
+    match error.code().as_deref() {
+        Some("25001" | "25P02") => true,
+        Some("1") => error.message().contains("within a transaction"),
+        // SQLite looks first whether it may write after what the transaction has read.
+        Some("517") => true,
+        _ => false,
+    }
+}

@@ -14,10 +14,9 @@ use super::gate::Gate;
 use super::handle::DedupHandle;
 use super::mode::Mode;
 use super::policy::{OnInFlight, OnMismatch, OnMissingKey, OnUnavailable, Success};
-use crate::adapter::TransactionAdapter;
-use crate::adapter::contract::DedupAdapter;
 #[cfg(feature = "testing")]
 use crate::adapter::contract::{CallTerms, Token};
+use crate::adapter::contract::{DedupAdapter, TransactionAdapter};
 use crate::error::ConfigError;
 use crate::key::{IntoKeyExtractor, KeyExtractor, KeyPart, LogIds};
 use crate::ledger::{

@@ -18,16 +18,14 @@ use std::ops::{Deref, DerefMut};
 use sqlx::{Database, Pool, Transaction};
 
 use super::held::{Effect, Held};
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+use crate::adapter::contract::Within;
 use crate::adapter::contract::{Completion, StoredResponse};
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
-use crate::adapter::sqlx_transaction::{
-    CompletionConnection, CompletionDatabase, Fault, begin, fault,
-};
+use crate::adapter::transaction::{CompletionConnection, CompletionDatabase, Fault, begin, fault};
 use crate::delivery::Delivery;
 use crate::error::{BoxError, StoreError, StoreErrorKind};
 use crate::key::DedupKey;
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
-use crate::key::hex;
 
 impl Delivery {
     /// Begins a transaction of the handler's on its own pool. [`DedupTx::commit`] completes the events of the delivery
@@ -60,23 +58,20 @@ impl Delivery {
     ///
     /// # Errors
     ///
-    /// [`CommitErrorKind::Config`] for a pool of another kind of database than the store's, or a store that completes
-    /// no events in a transaction. Otherwise [`CommitErrorKind::Unavailable`], also for a pool without a free
-    /// connection.
+    /// [`CommitErrorKind::Config`] for a pool of another kind of database than the store's, for a store of
+    /// another crate (use [`completion`](Self::completion)), and for one that completes no events in a
+    /// transaction. Otherwise [`CommitErrorKind::Unavailable`], also for a pool without a free connection.
     #[cfg(any(feature = "postgres", feature = "sqlite"))]
     pub async fn begin<DB: CompletionDatabase>(
         &self,
         pool: &Pool<DB>,
     ) -> Result<DedupTx<DB>, CommitError> {
         let held = self.held()?;
-        let mark = mark(held);
-        let completion = held.completion(self.completes(), Some(&mark))?;
+        let completion = held.completion(self.completes())?.within(Within::Marked);
         // Before the transaction begins: an error that the handler ignores is no success.
         held.say(Effect::Begun);
-        let begun = begin::<_, CommitError>(pool, &completion, &mark).await?;
-        let (transaction, turn) = begun.ok_or_else(|| {
-            CommitError::config("the pool leads to another kind of database than the store")
-        })?;
+        let begun = begin::<_, CommitError>(pool, &completion).await?;
+        let (transaction, turn) = begun.ok_or_else(|| CommitError::config(OTHER_STORE))?;
         let event = self.clone();
         Ok(DedupTx { transaction, event, completion, is_early: false, _turn: turn })
     }
@@ -92,7 +87,7 @@ impl Delivery {
     /// [`CommitErrorKind::Config`] for a store that completes no events in a transaction.
     pub fn completion(&self) -> Result<Completion, CommitError> {
         let (held, keys) = (self.held()?, self.completes());
-        let completion = held.completion(keys, None)?;
+        let completion = held.completion(keys)?;
         if !keys.is_empty() {
             held.say(Effect::Begun);
         }
@@ -180,12 +175,6 @@ impl Delivery {
         }
         result
     }
-}
-
-/// Returns the mark of the transactions that complete these events.
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
-fn mark(held: &Held) -> String {
-    hex(held.calls.terms.token().as_bytes())
 }
 
 /// A transaction of the handler's that completes the events of its delivery.
@@ -295,7 +284,7 @@ impl<DB: CompletionDatabase> DedupTx<DB> {
         let held = event.held()?;
         if held.response.get().is_some() {
             // The handler may have set it after the beginning.
-            *completion = held.completion(keys, Some(&mark(held)))?;
+            *completion = held.completion(keys)?.within(Within::Marked);
         }
         let written = connection.completes(completion, is_last).await;
         let written = written.map_err(CommitError::of_completion);
@@ -370,9 +359,9 @@ pub enum CommitErrorKind {
     Unknown,
     /// The database refused a statement of the handler's or the COMMIT, as for a constraint. Nothing was committed.
     Database,
-    /// The program is wrong: the pool leads to another kind of database than the store, the store or the ledger
-    /// completes no events in a transaction, or, on Postgres, nothing was written before the completion (see
-    /// [`Completion::as_first_statement`]).
+    /// The program is wrong: the pool leads to another kind of database than the store, the store is of
+    /// another crate, the store or the ledger completes no events in a transaction, or, on Postgres, nothing
+    /// was written before the completion (see [`Completion::as_first_statement`]).
     Config,
 }
 
@@ -426,6 +415,9 @@ const COMPLETING: &str = "completing in a transaction";
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 const ENDED: &str = "the transaction has ended, by a COMMIT, a ROLLBACK or RESET ALL of the handler, or by an error \
                      that it ignored";
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+const OTHER_STORE: &str = "the pool leads to another kind of database than the store, or the store is of \
+                           another crate: use `Delivery::completion`";
 const UNAVAILABLE: &str = "the database is away or busy";
 
 impl From<StoreError> for CommitError {

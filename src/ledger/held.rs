@@ -115,17 +115,13 @@ impl Held {
     }
 
     /// Returns the statement that completes these keys, with the response that the handler has set.
-    pub(super) fn completion(
-        &self,
-        keys: &[DedupKey],
-        mark: Option<&str>,
-    ) -> Result<Completion, StoreError> {
+    pub(super) fn completion(&self, keys: &[DedupKey]) -> Result<Completion, StoreError> {
         let Calls { adapter, terms, .. } = &self.calls;
         let Some(response) = self.response.get() else {
-            return adapter.completion(keys, terms, mark);
+            return adapter.completion(keys, terms);
         };
         self.is_response_stored.note();
-        adapter.completion(keys, &terms.clone().with_response(Arc::clone(response)), mark)
+        adapter.completion(keys, &terms.clone().with_response(Arc::clone(response)))
     }
 
     /// Asks the store whether a transaction of the handler's has completed all keys.

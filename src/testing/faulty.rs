@@ -4,11 +4,10 @@ use std::collections::BTreeMap;
 use std::future::pending;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::adapter::TransactionAdapter;
 use crate::adapter::around::{Around, adapter_around};
 use crate::adapter::contract::{
     Abilities, CallTerms, ClaimReply, CompleteReply, Completion, DedupAdapter, Fetch, RenewReply,
-    StoreFuture,
+    StoreFuture, TransactionAdapter,
 };
 use crate::adapter::inspect::{Entry, ForgetReply, ListFilter, Listing, MaintenanceAdapter, Stats};
 use crate::error::{StoreError, StoreErrorKind};

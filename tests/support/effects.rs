@@ -231,7 +231,7 @@ pub async fn complete_in(
     keys: &[DedupKey],
     terms: &CallTerms,
 ) {
-    let completion = adapter.completion(keys, terms, None).unwrap().as_first_statement();
+    let completion = adapter.completion(keys, terms).unwrap().as_first_statement();
     let completed = sqlx::query(sqlx::AssertSqlSafe(completion.sql().to_owned()));
     completed.bind(completion.parameter().to_owned()).execute(pool).await.unwrap();
 }

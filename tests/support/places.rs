@@ -13,11 +13,11 @@ use sqlx::postgres::{PgConnectOptions, PgPool, PgPoolOptions, Postgres as Postgr
 use sqlx::sqlite::{Sqlite as SqliteDatabase, SqliteConnectOptions, SqliteJournalMode, SqlitePool};
 use sqlx::{Executor, Pool, Transaction};
 use tempfile::TempDir;
-use tower_dedup::adapter::contract::Completion;
+use tower_dedup::adapter::contract::{Completion, TransactionAdapter};
 use tower_dedup::adapter::inspect::MaintenanceAdapter;
 use tower_dedup::adapter::{
     MemoryAdapter, PostgresAdapter, PostgresOptions, Purging, RedisAdapter, RedisOptions,
-    SqliteAdapter, SqliteOptions, TransactionAdapter,
+    SqliteAdapter, SqliteOptions,
 };
 use tower_dedup::{BoxError, DedupKey};
 use tower_dedup_conformance::{HandlerTransaction, RemoteStore, SharedStore, Store, Transactional};

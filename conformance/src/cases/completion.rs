@@ -18,7 +18,7 @@ use crate::driver::{FIRST, LEASE, SLACK, is_duplicate, key, leased, prepare};
 
 /// Completes these keys in a transaction, and commits it if that succeeds.
 async fn complete(store: &Case, keys: &[DedupKey], terms: &CallTerms) -> bool {
-    let completion = store.adapter().completion(keys, terms, None).unwrap();
+    let completion = store.adapter().completion(keys, terms).unwrap();
     let mut transaction = store.transaction().await;
     if transaction.complete(&completion).await.is_err() {
         return false;
@@ -80,7 +80,7 @@ pub(super) async fn rollback_leaves_every_row_as_it_was(store: Case) {
     for key in &keys {
         adapter.claim(key, &mine).await.unwrap();
     }
-    let completion = adapter.completion(&keys, &mine, None).unwrap();
+    let completion = adapter.completion(&keys, &mine).unwrap();
     let mut transaction = store.transaction().await;
     transaction.complete(&completion).await.unwrap();
     drop(transaction);

@@ -13,10 +13,9 @@ use std::time::Duration;
 
 use sqlx::Row as _;
 use sqlx::mysql::{MySqlConnectOptions, MySqlRow};
-use tower_dedup::adapter::TransactionAdapter;
 use tower_dedup::adapter::contract::{
     Abilities, CallTerms, ClaimReply, CompleteReply, Completion, DedupAdapter, RenewReply,
-    StoreFuture,
+    StoreFuture, TransactionAdapter,
 };
 use tower_dedup::adapter::inspect::{
     Entry, ForgetReply, ListFilter, Listing, MaintenanceAdapter, Stats,
@@ -232,19 +231,7 @@ impl DedupAdapter for MariaDbStore {
         Call::start(&self.0, "completing a key", |call| call.complete(key.clone(), terms.clone()))
     }
 
-    fn completion(
-        &self,
-        keys: &[DedupKey],
-        terms: &CallTerms,
-        mark: Option<&str>,
-    ) -> Result<Completion, StoreError> {
-        // Only `Delivery::begin` sets a mark, and it knows no MariaDB.
-        if mark.is_some() {
-            return Err(StoreError::new(
-                StoreErrorKind::Unsupported,
-                "completing events in a marked transaction",
-            ));
-        }
+    fn completion(&self, keys: &[DedupKey], terms: &CallTerms) -> Result<Completion, StoreError> {
         let sql = Arc::clone(&self.0.statements.completion.sql);
         Ok(Completion::new(sql, completion::parameter(keys, terms)))
     }

@@ -8,9 +8,8 @@ use sqlx::postgres::{PgConnection, PgPool, PgPoolOptions};
 use sqlx::{ConnectOptions, Connection};
 use tokio::time::timeout;
 
-use super::super::contract::{CallTerms, ClaimReply, Token};
+use super::super::contract::{CallTerms, ClaimReply, Token, TransactionAdapter};
 use super::super::sql::{Call, Kind, RowCall, SqlAdapter, claimed, ready, usable};
-use super::super::transaction::TransactionAdapter;
 use super::errors::{is_locked, store_error, timed_out};
 use super::options::PostgresOptions;
 use super::params::key_hash;

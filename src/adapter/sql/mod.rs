@@ -2,7 +2,6 @@
 //! statements.
 
 mod batch;
-pub(super) mod completion;
 mod inspection;
 mod options;
 mod purge;

@@ -9,9 +9,8 @@ use sqlx::sqlite::{
     SqliteConnection, SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteSynchronous,
 };
 
-use super::super::contract::{CallTerms, ClaimReply, Token};
+use super::super::contract::{CallTerms, ClaimReply, Token, TransactionAdapter};
 use super::super::sql::{Call, Kind, RowCall, SqlAdapter, SqlStore as _, claimed, usable};
-use super::super::transaction::TransactionAdapter;
 use super::errors::{is_busy, store_error};
 use super::options::SqliteOptions;
 use super::session::SqliteSession;

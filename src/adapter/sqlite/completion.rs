@@ -6,11 +6,9 @@ use std::time::Duration;
 use serde_json::json;
 use sqlx::sqlite::{Sqlite, SqliteConnection, SqlitePool};
 
-use super::super::completion::{Completion, Own};
-use super::super::contract::CallTerms;
-use super::super::sql::completion::completion_json;
+use super::super::contract::{CallTerms, Completion, OwnCompletion, OwnDatabase};
 use super::super::sql::statement::query;
-use super::super::sqlx_transaction::{
+use super::super::transaction::{
     CompletionConnection, CompletionDatabase, Connected, Sealed, acquire, is_left_open,
 };
 use super::statements::SqliteStatements;
@@ -24,18 +22,14 @@ pub(super) fn completion(
     write_lock_timeout: Duration,
     keys: &[DedupKey],
     terms: &CallTerms,
-    mark: Option<&str>,
 ) -> Completion {
+    let sql = [&statements.completion, &statements.completion_check];
+    Completion::new_own(sql, OwnDatabase::Sqlite { write_lock_timeout }, keys, terms, parameter)
+}
+
+fn parameter(own: &OwnCompletion) -> String {
     let event = |key: &DedupKey, sha256| json!([key.namespace(), key.id(), sha256]);
-    let parameter = completion_json(keys, terms, (terms.retention_ms(), None), mark, false, event);
-    Completion::new(Arc::clone(&statements.completion), parameter).with_own(Own {
-        check: Arc::clone(&statements.completion_check),
-        #[cfg(feature = "postgres")]
-        lean: None,
-        write_lock_timeout: Some(write_lock_timeout),
-        #[cfg(feature = "postgres")]
-        idle_ms: None,
-    })
+    own.json(None, event)
 }
 
 impl Sealed for Sqlite {}
@@ -51,19 +45,20 @@ impl CompletionDatabase for Sqlite {
     async fn connect<E: From<StoreError> + From<sqlx::Error> + Send>(
         completion: &Completion,
         pool: &SqlitePool,
-    ) -> Result<Connected<Self>, E> {
-        let own = completion.own.as_ref();
-        let Some(bound) = own.and_then(|own| own.write_lock_timeout) else { return Ok(None) };
+    ) -> Result<Option<Connected<Self>>, E> {
+        let Some(OwnCompletion {
+            database: OwnDatabase::Sqlite { write_lock_timeout: bound }, ..
+        }) = completion.own()
+        else {
+            return Ok(None);
+        };
         let FileLocks { writer, handlers } = &*locks_of(&pool.connect_options());
-        let handler = locked(handlers, bound, StoreErrorKind::Timeout).await?;
+        let handler = locked(handlers, *bound, StoreErrorKind::Timeout).await?;
         let connection = acquire(pool).await?;
-        let writer = locked(writer, bound, StoreErrorKind::Timeout).await?;
-        Ok(Some((connection, (writer, handler))))
-    }
-
-    /// The savepoint shows whether the transaction goes on: an ignored `INSERT OR ROLLBACK` ends it.
-    fn begin_statement(_: &Completion, _: &str) -> String {
-        "BEGIN IMMEDIATE; SAVEPOINT tower_dedup".to_owned()
+        let writer = locked(writer, *bound, StoreErrorKind::Timeout).await?;
+        // The savepoint shows whether the transaction goes on: an ignored `INSERT OR ROLLBACK` ends it.
+        let begin = "BEGIN IMMEDIATE; SAVEPOINT tower_dedup".to_owned();
+        Ok(Some((connection, (writer, handler), begin)))
     }
 }
 
@@ -79,7 +74,7 @@ impl CompletionConnection for SqliteConnection {
     }
 
     async fn is_completed(&mut self, completion: &Completion) -> Result<bool, sqlx::Error> {
-        let Some(own) = &completion.own else { return Ok(false) };
+        let Some(own) = completion.own() else { return Ok(false) };
         finds(self, &own.check, completion).await
     }
 

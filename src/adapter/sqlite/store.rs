@@ -13,7 +13,7 @@ use super::super::sql::{
     BatchExecutor, BatchItem, Batcher, Bounds, Common, READING_RESPONSE, Row, SqlStore, in_task,
     without_response,
 };
-use super::super::sqlx_transaction::acquire;
+use super::super::transaction::acquire;
 use super::completion::completion;
 use super::errors::store_error;
 use super::options::SqliteOptions;
@@ -241,8 +241,8 @@ impl SqlStore for SqliteStore {
         Ok(rows.into_iter().flatten().next())
     }
 
-    fn completion(&self, keys: &[DedupKey], terms: &CallTerms, mark: Option<&str>) -> Completion {
-        completion(&self.statements, self.options.write_lock_timeout, keys, terms, mark)
+    fn completion(&self, keys: &[DedupKey], terms: &CallTerms) -> Completion {
+        completion(&self.statements, self.options.write_lock_timeout, keys, terms)
     }
 }
 

@@ -1,4 +1,4 @@
--- Completes events in the transaction of a handler, for any driver: `$1` is the text of `params::completion_json`.
+-- Completes events in the transaction of a handler, for any driver: `$1` is the text of `OwnCompletion::json`.
 --
 -- It completes all events, or it is an error that aborts the transaction. The first COMMIT wins, whoever holds the
 -- lease. The text of an error has a value of the run, because the planner evaluates a constant one, and the statement

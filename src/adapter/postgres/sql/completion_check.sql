@@ -1,4 +1,4 @@
--- Returns a row if this transaction has completed the events of `params::completion_json`, and still is the one that
+-- Returns a row if this transaction has completed the events of `OwnCompletion::json`, and still is the one that
 -- this crate began. The handler may have weakened `synchronous_commit` after the completion.
 SELECT {durable}
 FROM pg_catalog.jsonb_to_record($1::text::jsonb) AS d (token uuid, mark text, events jsonb)

@@ -1,4 +1,4 @@
--- Completes events in the transaction of a handler, for any driver: `?1` is the text of `params::completion_json`.
+-- Completes events in the transaction of a handler, for any driver: `?1` is the text of `OwnCompletion::json`.
 --
 -- It completes all events, or it is an error; only the statement is undone then. A LEFT JOIN, and not an inner one: an
 -- event without a row must be an error. `json_extract` carries the text of the error, because SQLite raises errors of

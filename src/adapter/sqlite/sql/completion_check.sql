@@ -1,4 +1,4 @@
--- Returns a row if this transaction has completed the events of `params::completion_json`.
+-- Returns a row if this transaction has completed the events of `OwnCompletion::json`.
 SELECT 1
 WHERE NOT EXISTS (
   SELECT 1
