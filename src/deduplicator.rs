@@ -138,7 +138,7 @@ impl<L: Ledger> Deduplicator<L> {
 
     /// Sets how long a key is remembered, as [`DedupLayer::retention`](crate::DedupLayer::retention).
     ///
-    /// Zero is invalid.
+    /// Zero and more than 1,000 years are invalid.
     pub fn retention(mut self, retention: Duration) -> Self {
         self.settings.times.retention = retention;
         self

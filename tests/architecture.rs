@@ -12,8 +12,9 @@
 //! 6. Types of `sqlx` and `axum_core` appear only in the modules of [`FOREIGN`].
 //! 7. A file has at most 800 lines, in `src`, `tests`, `soak`, `benches`, `examples`, `cli` and `conformance`.
 //! 8. `tests/README.md` names each file of `tests`, and no other.
+//! 9. The name of a type, a trait or an alias stands once in `src`. Associated types are left out.
 //!
-//! Rules 1 to 6 apply to the library as it ships: tests and comments are left out. The command in `cli` and the
+//! Rules 1 to 6 and 9 apply to the library as it ships: tests and comments are left out. The command in `cli` and the
 //! suite in `conformance` are packages of their own: the compiler lets them use the public API only.
 //!
 //! An edge leads to the file that defines the item. If a `mod.rs` re-exports the item, the check
@@ -101,6 +102,22 @@ fn foreign_types_stay_in_their_modules() {
             }
         }
     }
+    assert_none(&faults);
+}
+
+#[test]
+fn name_of_a_type_stands_once() {
+    let sources = Crate::read();
+    let mut homes: BTreeMap<_, Vec<_>> = BTreeMap::new();
+    for source in &sources.shipped {
+        for (name, line) in source.types() {
+            homes.entry(name).or_default().push(format!("{}:{line}", source.path));
+        }
+    }
+    assert!(homes.len() > 200, "only {} types", homes.len());
+    let twice = homes.iter().filter(|(_, homes)| homes.len() > 1);
+    let faults: Vec<_> =
+        twice.map(|(name, homes)| format!("{}: `{name}`", homes.join(", "))).collect();
     assert_none(&faults);
 }
 
@@ -380,6 +397,29 @@ impl Source {
     /// The module that the file's items are in. Those of `lib` are in the root.
     fn parent_of_items(&self) -> Vec<String> {
         if self.module == ["lib"] { Vec::new() } else { self.module.clone() }
+    }
+
+    /// The types, traits and aliases of the file's modules, each with its line. A call of a macro
+    /// may define some.
+    fn types(&self) -> Vec<(&str, usize)> {
+        let text = |at: usize| self.tokens.get(at).map_or("", |(token, _)| token.as_str());
+        // Whether each block around a token is a module or a call of a macro.
+        let (mut blocks, mut types) = (Vec::new(), Vec::new());
+        for (at, (token, line)) in self.tokens.iter().enumerate() {
+            match token.as_str() {
+                "{" => blocks.push(at > 1 && (text(at - 2) == "mod" || text(at - 1) == "!")),
+                "(" | "[" => blocks.push(false),
+                "}" | ")" | "]" => drop(blocks.pop()),
+                "struct" | "enum" | "union" | "trait" | "type"
+                    if blocks.iter().all(|is_module| *is_module)
+                        && text(at + 1).starts_with(|char: char| char.is_alphabetic()) =>
+                {
+                    types.push((text(at + 1), *line));
+                }
+                _ => {}
+            }
+        }
+        types
     }
 }
 

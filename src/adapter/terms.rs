@@ -180,7 +180,8 @@ impl CallTerms {
         self.handled_at
     }
 
-    /// Returns when the event was handled, in milliseconds since the Unix epoch; `None` if it is handled now.
+    /// Returns when the event was handled, in milliseconds since the Unix epoch, at most 1,000 years; `None` if it is
+    /// handled now.
     #[must_use]
     pub fn handled_at_ms(&self) -> Option<i64> {
         self.handled_at.map(|at| saturating_ms(at.duration_since(UNIX_EPOCH).unwrap_or_default()))
@@ -247,13 +248,14 @@ impl CallTerms {
         }
     }
 
-    /// Returns the retention in whole milliseconds, at most 2⁶¹: added to a Unix time it does not overflow an `i64`.
+    /// Returns the retention in whole milliseconds, at most 1,000 years: added to the present it overflows the times of no
+    /// store.
     #[must_use]
     pub fn retention_ms(&self) -> i64 {
         saturating_ms(self.retention)
     }
 
-    /// Returns the lease in whole milliseconds, at most 2⁶¹.
+    /// Returns the lease in whole milliseconds, at most 1,000 years.
     #[must_use]
     pub fn lease_ms(&self) -> i64 {
         saturating_ms(self.lease())
@@ -268,7 +270,8 @@ impl CallTerms {
     }
 }
 
+/// The longest time of the stores is that of Redis: 2^48 milliseconds since the Unix epoch, in the year 10889.
 fn saturating_ms(duration: Duration) -> i64 {
-    const MOST: i64 = 1 << 61;
+    const MOST: i64 = 1_000 * 365 * 86_400_000;
     i64::try_from(duration.as_millis()).map_or(MOST, |ms| ms.min(MOST))
 }

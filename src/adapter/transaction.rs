@@ -81,10 +81,11 @@ impl OwnCompletion {
     /// `idle_ms` bounds an idle transaction that this crate has not begun.
     pub(super) fn json(
         &self,
-        (retention_ms, idle_ms): (i64, Option<i32>),
+        idle_ms: Option<i32>,
         event: impl Fn(&DedupKey, Option<String>) -> Value,
     ) -> String {
         let terms = &self.terms;
+        let retention_ms = terms.retention_ms();
         let events = self.keys.iter().map(|key| {
             let data = terms.stored_data_for(key).and_then(|data| data.payload_sha256);
             event(key, data.map(|sha256| hex(&sha256)))
@@ -114,7 +115,7 @@ impl OwnCompletion {
 
 /// What an error of a handler's transaction means.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Fault {
+pub(crate) enum TransactionFault {
     /// A completion was refused: an event is complete already.
     AlreadyComplete,
     /// A completion was refused: an event has no row.
@@ -134,29 +135,29 @@ pub(crate) enum Fault {
 }
 
 /// The texts of the refusals, of which each begins so.
-const REFUSALS: [(&str, Fault); 5] = [
-    ("tower_dedup: nothing was written", Fault::Unwritten),
-    ("tower_dedup: the transaction has ended", Fault::Ended),
-    ("tower_dedup: no transaction is open", Fault::Ended),
-    ("tower_dedup: an event has no row", Fault::MissingRow),
-    ("tower_dedup: ", Fault::AlreadyComplete),
+const REFUSALS: [(&str, TransactionFault); 5] = [
+    ("tower_dedup: nothing was written", TransactionFault::Unwritten),
+    ("tower_dedup: the transaction has ended", TransactionFault::Ended),
+    ("tower_dedup: no transaction is open", TransactionFault::Ended),
+    ("tower_dedup: an event has no row", TransactionFault::MissingRow),
+    ("tower_dedup: ", TransactionFault::AlreadyComplete),
 ];
 
 /// Returns what an error of sqlx means.
 ///
 /// SQLSTATEs: <https://www.postgresql.org/docs/current/errcodes-appendix.html>. Result codes of SQLite:
 /// <https://sqlite.org/rescode.html>.
-pub(crate) fn fault(error: &sqlx::Error) -> Fault {
+pub(crate) fn fault(error: &sqlx::Error) -> TransactionFault {
     let sqlx::Error::Database(error) = error else {
         return match error {
-            sqlx::Error::PoolTimedOut => Fault::InTheWay,
+            sqlx::Error::PoolTimedOut => TransactionFault::InTheWay,
             sqlx::Error::Io(_)
             | sqlx::Error::Tls(_)
             | sqlx::Error::Protocol(_)
             | sqlx::Error::PoolClosed
             | sqlx::Error::WorkerCrashed
-            | sqlx::Error::BeginFailed => Fault::Away,
-            _ => Fault::Statement,
+            | sqlx::Error::BeginFailed => TransactionFault::Away,
+            _ => TransactionFault::Statement,
         };
     };
     let code = error.code().unwrap_or_default();
@@ -167,22 +168,22 @@ pub(crate) fn fault(error: &sqlx::Error) -> Fault {
         return *refusal;
     }
     match &*code {
-        "40003" => Fault::Away,
+        "40003" => TransactionFault::Away,
         // Five characters are of Postgres.
         code if code.len() == 5 => match &code[..2] {
-            "40" | "53" | "55" => Fault::InTheWay,
-            "08" | "57" | "58" | "XX" => Fault::Away,
-            "25" if code == "25006" => Fault::ReadOnly,
+            "40" | "53" | "55" => TransactionFault::InTheWay,
+            "08" | "57" | "58" | "XX" => TransactionFault::Away,
+            "25" if code == "25006" => TransactionFault::ReadOnly,
             // A transaction that was idle or open for too long.
-            _ if matches!(code, "25P03" | "25P04") => Fault::InTheWay,
-            _ => Fault::Statement,
+            _ if matches!(code, "25P03" | "25P04") => TransactionFault::InTheWay,
+            _ => TransactionFault::Statement,
         },
         code => match code.parse::<i32>().map(|extended| extended & 0xff) {
             // BUSY, LOCKED, NOMEM, FULL.
-            Ok(5 | 6 | 7 | 13) => Fault::InTheWay,
+            Ok(5 | 6 | 7 | 13) => TransactionFault::InTheWay,
             // IOERR, CANTOPEN.
-            Ok(10 | 14) => Fault::Away,
-            _ => Fault::Statement,
+            Ok(10 | 14) => TransactionFault::Away,
+            _ => TransactionFault::Statement,
         },
     }
 }

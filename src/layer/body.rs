@@ -13,10 +13,9 @@ use http::{Extensions, Request};
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::LengthLimitError;
 use pin_project_lite::pin_project;
-use tokio::time::{Sleep, timeout_at};
+use tokio::time::{Sleep, timeout};
 
 use crate::error::BoxError;
-use crate::ledger::deadline_in;
 use crate::observe::Outcome;
 use crate::replay::TOO_LONG;
 
@@ -154,7 +153,7 @@ pub(super) async fn buffer_response<B: Body<Data = Bytes>>(
         }
         Ok(Ok(()))
     };
-    let read = timeout_at(deadline_in(time), read).await.unwrap_or(Ok(Err(SLOW)))?;
+    let read = timeout(time, read).await.unwrap_or(Ok(Err(SLOW)))?;
     let all = all.freeze();
     let trailers = trailers.filter(|trailers: &HeaderMap| !trailers.is_empty());
     let (stored, rest) = match read {

@@ -214,7 +214,8 @@ impl<L, B> DedupLayer<L, B> {
     /// A retention below the preset's floor (the time in which its sender may deliver an event
     /// again) is used, and a warning is logged.
     ///
-    /// Zero is invalid, and so is a retention below the [`lease`](Self::lease), except on arrival.
+    /// Zero and more than 1,000 years are invalid, and so is a retention below the [`lease`](Self::lease), except on
+    /// arrival.
     pub fn retention(mut self, retention: Duration) -> Self {
         self.config.times.retention = retention;
         if let Some(floor) = self.config.key.retention_floor

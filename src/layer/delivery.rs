@@ -123,7 +123,7 @@ struct Runs {
 type Ended<B, E> = (Outcome, Ending<B, E>);
 
 /// Why the handler does not run. If every event is complete, with when the first of them was seen.
-type Refusal = (Outcome, Option<Seen>);
+type NotRun = (Outcome, Option<Seen>);
 
 /// A claim after its wait, or the ending of a delivery that may not go on.
 type Waited<B, E> = Result<Result<Begin, StoreError>, Box<Ended<B, E>>>;
@@ -230,10 +230,7 @@ where
     }
 
     /// Returns the verdict, with what the handler runs on.
-    fn judge_claim(
-        &mut self,
-        begun: Result<Begin, StoreError>,
-    ) -> (Verdict, Result<Runs, Refusal>) {
+    fn judge_claim(&mut self, begun: Result<Begin, StoreError>) -> (Verdict, Result<Runs, NotRun>) {
         let refuses = self.layer.config.on_mismatch == OnMismatch::Refuse;
         let (verdict, refusal) = match begun {
             Ok(Begin::First { claim, delivery, in_flight, mismatch }) => {

@@ -22,7 +22,9 @@ use super::held::{Effect, Held};
 use crate::adapter::contract::Within;
 use crate::adapter::contract::{Completion, StoredResponse};
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
-use crate::adapter::transaction::{CompletionConnection, CompletionDatabase, Fault, begin, fault};
+use crate::adapter::transaction::{
+    CompletionConnection, CompletionDatabase, TransactionFault, begin, fault,
+};
 use crate::delivery::Delivery;
 use crate::error::{BoxError, StoreError, StoreErrorKind};
 use crate::key::DedupKey;
@@ -387,7 +389,7 @@ impl CommitError {
     fn of_commit(error: sqlx::Error) -> Self {
         let operation = "committing";
         match fault(&error) {
-            Fault::Away => {
+            TransactionFault::Away => {
                 let (kind, fact) = (CommitErrorKind::Unknown, "the database has not replied");
                 Self { kind, operation, fact, source: Some(error.into()) }
             }
@@ -440,22 +442,22 @@ impl From<sqlx::Error> for CommitError {
             AlreadyComplete, Config, Database, MissingRow, TransactionEnded, Unavailable,
         };
         let (kind, fact) = match fault(&error) {
-            Fault::AlreadyComplete => (AlreadyComplete, "an event is complete already"),
-            Fault::MissingRow => (
+            TransactionFault::AlreadyComplete => (AlreadyComplete, "an event is complete already"),
+            TransactionFault::MissingRow => (
                 MissingRow,
                 "an event has no row: the pool leads to another database than the store, or a crash has lost the claim",
             ),
-            Fault::Ended => (TransactionEnded, ENDED),
-            Fault::Unwritten => (
+            TransactionFault::Ended => (TransactionEnded, ENDED),
+            TransactionFault::Unwritten => (
                 Config,
                 "nothing was written before the completion: complete after the writes, or call `Completion::as_first_statement`",
             ),
-            Fault::ReadOnly => (
+            TransactionFault::ReadOnly => (
                 Unavailable,
                 "the session is read-only: a standby, or a transaction that is set so",
             ),
-            Fault::InTheWay | Fault::Away => (Unavailable, UNAVAILABLE),
-            Fault::Statement => (Database, "the database refused a statement"),
+            TransactionFault::InTheWay | TransactionFault::Away => (Unavailable, UNAVAILABLE),
+            TransactionFault::Statement => (Database, "the database refused a statement"),
         };
         Self { kind, operation: "in the handler's transaction", fact, source: Some(error.into()) }
     }

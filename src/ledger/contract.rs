@@ -19,7 +19,7 @@ pub enum Permanent {
 }
 
 /// Prevents implementations of [`Ledger`] in other crates.
-pub trait Sealed {
+pub trait SealedLedger {
     const PERMANENT: Permanent;
 }
 
@@ -27,7 +27,7 @@ pub trait Sealed {
 ///
 /// A bound for code that is generic over the ledger, such as
 /// `fn settings<L: Ledger>(layer: DedupLayer<L>) -> DedupLayer<L>`. It is sealed.
-pub trait Ledger: Sealed + Send + Sync + 'static {}
+pub trait Ledger: SealedLedger + Send + Sync + 'static {}
 
 /// A ledger that can run a handler while its store does not reply.
 #[diagnostic::on_unimplemented(
@@ -66,7 +66,7 @@ pub enum Transactional {}
 
 macro_rules! ledgers {
     ($($ledger:ident: $($can:ident)*;)+) => {$(
-        impl Sealed for $ledger {
+        impl SealedLedger for $ledger {
             const PERMANENT: Permanent = Permanent::$ledger;
         }
 

@@ -39,4 +39,4 @@ pub(crate) use call::Calls;
 pub(crate) use contract::{CanReplay, FailOpen, HandlerSuccess, RunsWithoutKey};
 pub use contract::{Lease, Ledger, OnArrival, Transactional};
 pub(crate) use lease::{Claim, Settled};
-pub(crate) use times::{PollDelays, TRANSACTIONAL_LEASE, Times, deadline_in, poll_delays};
+pub(crate) use times::{PollDelays, TRANSACTIONAL_LEASE, Times, poll_delays};

@@ -149,7 +149,7 @@ async fn renew(lease: Arc<HeldLease>, mut due: Instant) {
             lease.report_lost(lost);
         }
         if replies.iter().any(|reply| matches!(reply, Err(_) | Ok(RenewReply::Locked))) {
-            due = Instant::now() + clamped(held.calls.terms.lease() / 12);
+            due = Instant::now() + held.calls.terms.lease() / 12;
         }
     }
 }
@@ -163,12 +163,5 @@ async fn is_completed(held: &Held) -> bool {
 
 /// Returns when to renew a lease that counts from `since`.
 fn due(held: &Held, since: Instant) -> Instant {
-    since + clamped(held.calls.terms.lease() / 3)
-}
-
-/// Returns a delay of at least 1 ms, so that the sweeper never spins, and of at most a day,
-/// because an extreme lease would overflow.
-fn clamped(delay: Duration) -> Duration {
-    const DAY: Duration = Duration::from_secs(86_400);
-    delay.clamp(Duration::from_millis(1), DAY)
+    since + held.calls.terms.lease() / 3
 }

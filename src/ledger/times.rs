@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use backon::{BackoffBuilder, ExponentialBackoff, ExponentialBuilder};
-use tokio::time::Instant;
 
 use crate::error::{ConfigError, NOT_ZERO, check};
 
@@ -38,6 +37,9 @@ impl Default for Times {
     }
 }
 
+/// A store adds a retention to its clock, and a ledger adds a part of a lease, which is no longer.
+const LONGEST_RETENTION: Duration = Duration::from_secs(1_000 * 365 * 86_400);
+
 /// A longer call would keep its sender, and a permit of `max_running`, waiting for a store that does not reply.
 const LONGEST_STORE_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -45,6 +47,7 @@ impl Times {
     pub(crate) fn check(&self) -> Result<(), ConfigError> {
         let Self { retention, lease, store_timeout, handler_timeout } = *self;
         check(!retention.is_zero(), "retention", NOT_ZERO, &retention)?;
+        check(retention <= LONGEST_RETENTION, "retention", "at most 1,000 years", &retention)?;
         check(lease >= MIN_LEASE, "lease", "at least 100 ms", &lease)?;
         let is_bound = !store_timeout.is_zero() && store_timeout <= LONGEST_STORE_TIMEOUT;
         let rule = "longer than zero and at most 30 s";
@@ -52,12 +55,6 @@ impl Times {
         let bound = handler_timeout.unwrap_or(Duration::MAX);
         check(!bound.is_zero(), "handler_timeout", NOT_ZERO, &bound)
     }
-}
-
-/// Returns the instant `bound` from now; a day from now for a longer bound, because an extreme bound
-/// would overflow.
-pub(crate) fn deadline_in(bound: Duration) -> Instant {
-    Instant::now() + bound.min(DAY)
 }
 
 /// The delays of [`poll_delays`].

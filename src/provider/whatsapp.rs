@@ -55,7 +55,8 @@ static LISTS: LazyLock<[Arrays; 4]> = LazyLock::new(|| {
     let list = |name| Arrays::parse(&format!("/value/{name}")).unwrap_or_default();
     ["messages", "statuses", "message_echoes", "calls"].map(list)
 });
-const KINDS: [Kind; 4] = [Kind::Message, Kind::Status, Kind::Echo, Kind::Call];
+const KINDS: [UpdateKind; 4] =
+    [UpdateKind::Message, UpdateKind::Status, UpdateKind::Echo, UpdateKind::Call];
 /// The type is that of the change.
 static PHONE: LazyLock<EventPart> = LazyLock::new(|| {
     EventPart::new(key::json("/value/metadata/phone_number_id").optional())
@@ -100,18 +101,18 @@ fn whatsapp(mut events: Events<'_>) -> Result<Extracted, KeyError> {
             for (update, kind) in updates {
                 let of = request.with_body(&update);
                 let (id, state, recipient) = match kind {
-                    Kind::Message => (ID.read(&of)?, None, None),
-                    Kind::Echo => (ID_OR_DIGEST.read(&of)?, None, None),
-                    Kind::Status => (ID.read(&of)?, STATUS.read(&of)?, RECIPIENT.read(&of)?),
-                    Kind::Call => (ID_OR_DIGEST.read(&of)?, EVENT.read(&of)?, None),
+                    UpdateKind::Message => (ID.read(&of)?, None, None),
+                    UpdateKind::Echo => (ID_OR_DIGEST.read(&of)?, None, None),
+                    UpdateKind::Status => (ID.read(&of)?, STATUS.read(&of)?, RECIPIENT.read(&of)?),
+                    UpdateKind::Call => (ID_OR_DIGEST.read(&of)?, EVENT.read(&of)?, None),
                 };
-                complete &= id.is_some() && (state.is_some() || kind != Kind::Status);
+                complete &= id.is_some() && (state.is_some() || kind != UpdateKind::Status);
                 let number = phone.as_ref().map(|phone| &*phone.id);
                 let parts = [number, id.as_deref(), state.as_deref(), recipient.as_deref()];
                 let parts = match kind {
-                    Kind::Message | Kind::Echo => &parts[..2],
-                    Kind::Call => &parts[..3],
-                    Kind::Status => &parts,
+                    UpdateKind::Message | UpdateKind::Echo => &parts[..2],
+                    UpdateKind::Call => &parts[..3],
+                    UpdateKind::Status => &parts,
                 };
                 let id = compose(parts).into();
                 let event_type = phone.as_ref().and_then(|phone| phone.event_type.clone());
@@ -123,7 +124,7 @@ fn whatsapp(mut events: Events<'_>) -> Result<Extracted, KeyError> {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum UpdateKind {
     Message,
     Echo,
     Status,
@@ -131,7 +132,7 @@ enum Kind {
 }
 
 /// Returns the updates of a change that have ids, in the order of the request.
-fn updates(change: &Bytes) -> Result<Vec<(Bytes, Kind)>, KeyError> {
+fn updates(change: &Bytes) -> Result<Vec<(Bytes, UpdateKind)>, KeyError> {
     // A change of another product may have values of the last two names that are no lists.
     let lists = lists(change, &*LISTS).or_else(|_| lists(change, &LISTS[..2]))?;
     let lists = lists.into_iter().zip(KINDS);

@@ -19,10 +19,13 @@ use tokio::time::{Instant, sleep_until, timeout_at};
 
 use crate::error::StoreError;
 use crate::key::{DedupKey, Keys};
-use crate::ledger::{AnyLedger, Begin, Calls, PollDelays, deadline_in, poll_delays};
+use crate::ledger::{AnyLedger, Begin, Calls, PollDelays, poll_delays};
 
 /// How many deliveries wait for one key.
 const MOST_OF_A_KEY: usize = 8;
+
+/// The longest wait. An extreme one would overflow.
+const LONGEST_WAIT: Duration = Duration::from_secs(86_400);
 
 /// The waiting deliveries, by the first key of each.
 #[derive(Default)]
@@ -131,7 +134,7 @@ impl Waiter<'_> {
         bound: Duration,
         admission: &mut A,
     ) -> Result<Result<Begin, StoreError>, A::Refusal> {
-        let deadline = deadline_in(bound);
+        let deadline = Instant::now() + bound.min(LONGEST_WAIT);
         let Some(awaited) = &self.awaited else { return Ok(Ok(Begin::InFlight)) };
         let Ok(mut pauses) = timeout_at(deadline, awaited.turn.lock()).await else {
             return Ok(Ok(Begin::InFlight));

@@ -80,12 +80,12 @@ const CALLS: usize = 5;
 #[derive(Debug)]
 pub struct FaultyAdapter<A> {
     inner: A,
-    calls: Mutex<[Calls; CALLS]>,
+    calls: Mutex<[FaultPlan; CALLS]>,
 }
 
 /// The calls of one kind.
 #[derive(Debug, Clone, Default)]
-struct Calls {
+struct FaultPlan {
     made: u64,
     /// The fault of each call that `planned` does not name.
     fault: Fault,
@@ -93,7 +93,7 @@ struct Calls {
     planned: BTreeMap<u64, Fault>,
 }
 
-impl Calls {
+impl FaultPlan {
     fn next(&mut self) -> Fault {
         self.made += 1;
         self.planned.remove(&self.made).unwrap_or(self.fault)
@@ -142,7 +142,7 @@ impl<A> FaultyAdapter<A> {
         &self.inner
     }
 
-    fn lock(&self) -> MutexGuard<'_, [Calls; CALLS]> {
+    fn lock(&self) -> MutexGuard<'_, [FaultPlan; CALLS]> {
         self.calls.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

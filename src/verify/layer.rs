@@ -28,9 +28,9 @@ use crate::layer::{BODY_LIMIT, BODY_TIMEOUT, Collect, Verified};
 use crate::observe;
 use crate::provider::Preset;
 
-type Own = dyn Fn(&Parts, &[u8], SystemTime) -> Result<(), Refusal> + Send + Sync;
-type Found = Pin<Box<dyn Future<Output = Result<Option<Verifier>, BoxError>> + Send>>;
-type Select = dyn Fn(Parts) -> Found + Send + Sync;
+type OwnCheck = dyn Fn(&Parts, &[u8], SystemTime) -> Result<(), Refusal> + Send + Sync;
+type FoundVerifier = Pin<Box<dyn Future<Output = Result<Option<Verifier>, BoxError>> + Send>>;
+type Select = dyn Fn(Parts) -> FoundVerifier + Send + Sync;
 
 /// The longest body, in bytes, in which the id of a refused request is looked for: whoever cannot sign must not
 /// make the server parse more. The search costs less than the signature of such a body.
@@ -48,7 +48,7 @@ const RETRY_LOOK_UP: HeaderValue = HeaderValue::from_static("30");
 /// What verifies a request.
 enum Check {
     Verifier(Box<Verifier>),
-    Own(Box<Own>),
+    Own(Box<OwnCheck>),
     /// Looks up the verifier of each request.
     Select(Box<Select>),
 }

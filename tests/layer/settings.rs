@@ -31,6 +31,11 @@ fn layer_with_an_invalid_setting_is_an_error_when_checked_and_panics_when_applie
         (layer().body_limit(0), "body_limit", "at least 1 byte, not 0"),
         (layer().body_timeout(zero), "body_timeout", "longer than zero, not 0ns"),
         (layer().retention(zero), "retention", "longer than zero, not 0ns"),
+        (
+            layer().retention(Duration::MAX),
+            "retention",
+            &format!("at most 1,000 years, not {:?}", Duration::MAX),
+        ),
         (layer().retention(Duration::from_secs(59)), "retention", "at least the lease, not 59s"),
         (layer().lease(Duration::from_millis(99)), "lease", "at least 100 ms, not 99ms"),
         (

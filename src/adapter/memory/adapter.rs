@@ -11,7 +11,7 @@ use futures_util::future::BoxFuture;
 use siphasher::sip128::SipHasher13;
 
 use super::clock::{Clock, ms};
-use super::row::{Call, Row};
+use super::row::{MemoryCall, MemoryRow};
 use super::shard::{Fingerprint, Shard};
 use crate::adapter::contract::{Abilities, DedupAdapter, StoreFuture};
 use crate::adapter::inspect::{Entry, ForgetReply, MaintenanceAdapter, PURGE_GRACE, Stats};
@@ -119,7 +119,7 @@ impl MemoryAdapter {
     fn one<T>(
         &self,
         key: &DedupKey,
-        operation: impl FnOnce(&mut Option<Row>, u64) -> T,
+        operation: impl FnOnce(&mut Option<MemoryRow>, u64) -> T,
     ) -> Result<T, StoreError> {
         self.check_open()?;
         let hash = self.hasher.hash(key.as_bytes());
@@ -128,7 +128,7 @@ impl MemoryAdapter {
         let mut shard = self.lock(usize::try_from(product >> 64).unwrap_or_default());
         let now = self.clock.now();
         let has_room = || self.stored.load(Ordering::Relaxed) < self.max_stored_bytes;
-        let operation = |row: &mut Option<Row>| operation(row, now);
+        let operation = |row: &mut Option<MemoryRow>| operation(row, now);
         let (reply, is_nearly_full) =
             shard.update(Fingerprint([hash.h1, hash.h2]), has_room, now, operation)?;
         // Without the lock: a subscriber may be slow, or call the store.
@@ -174,7 +174,7 @@ macro_rules! call {
             terms: &'a CallTerms,
         ) -> StoreFuture<'a, $reply> {
             Box::pin(async move {
-                self.one(key, |row, now| Call { key, terms, now, stored: &self.stored }.$method(row))
+                self.one(key, |row, now| MemoryCall { key, terms, now, stored: &self.stored }.$method(row))
             })
         }
     )+};
@@ -201,7 +201,7 @@ impl MaintenanceAdapter for MemoryAdapter {
     }
 
     fn forget<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, ForgetReply> {
-        Box::pin(async move { self.one(key, Row::forget) })
+        Box::pin(async move { self.one(key, MemoryRow::forget) })
     }
 
     fn get<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, Option<Entry>> {

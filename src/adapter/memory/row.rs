@@ -1,6 +1,6 @@
-//! [`Row`]: the data of one key. [`Call`]: the operations on it.
+//! [`MemoryRow`]: the data of one key. [`MemoryCall`]: the operations on it.
 //!
-//! [`Row::state`] has the same rule as the rows of a database, which `sql::row` states. The conformance
+//! [`MemoryRow::state`] has the same rule as the rows of a database, which `sql::row` states. The conformance
 //! suite tests both.
 
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::key::DedupKey;
 
 /// Times are milliseconds of the adapter's [`Clock`](super::clock::Clock).
 #[derive(Clone, Default)]
-pub(super) struct Row {
+pub(super) struct MemoryRow {
     /// `None` once the claim was released.
     token: Option<Token>,
     is_complete: bool,
@@ -30,7 +30,7 @@ pub(super) struct Row {
     stored: Option<Arc<Kept>>,
 }
 
-impl Row {
+impl MemoryRow {
     /// Returns `None` for an expired row, which is equivalent to a missing one. A live lease never expires.
     pub(super) fn state(&self, now: u64) -> Option<KeyState> {
         match (self.is_complete, self.token) {
@@ -141,7 +141,7 @@ impl Drop for Kept {
 
 /// A call for one key. Its operations get the row of the key, and change it.
 #[derive(Clone, Copy)]
-pub(super) struct Call<'a> {
+pub(super) struct MemoryCall<'a> {
     pub(super) key: &'a DedupKey,
     pub(super) terms: &'a CallTerms,
     pub(super) now: u64,
@@ -149,8 +149,8 @@ pub(super) struct Call<'a> {
     pub(super) stored: &'a Arc<AtomicUsize>,
 }
 
-impl Call<'_> {
-    pub(super) fn claim(self, row: &mut Option<Row>) -> ClaimReply {
+impl MemoryCall<'_> {
+    pub(super) fn claim(self, row: &mut Option<MemoryRow>) -> ClaimReply {
         let (on_claim, token) = (self.is_on_claim(), self.terms.token());
         let past = Self { now: if on_claim { self.handled_at() } else { self.now }, ..self };
         let mut new = past.leased();
@@ -184,7 +184,7 @@ impl Call<'_> {
         reply
     }
 
-    pub(super) fn renew(self, row: &mut Option<Row>) -> RenewReply {
+    pub(super) fn renew(self, row: &mut Option<MemoryRow>) -> RenewReply {
         match row {
             Some(row) if row.is_claimed_by(self.terms.token()) => {
                 row.ends_at = self.leased().ends_at;
@@ -195,10 +195,11 @@ impl Call<'_> {
         RenewReply::Held
     }
 
-    pub(super) fn complete(self, row: &mut Option<Row>) -> CompleteReply {
+    pub(super) fn complete(self, row: &mut Option<MemoryRow>) -> CompleteReply {
         // An expired complete row counts as missing, and so does a fence. Another incomplete row does not.
-        let is_known =
-            |row: &Row| if row.is_complete { row.expires_at > self.now } else { row.attempts > 0 };
+        let is_known = |row: &MemoryRow| {
+            if row.is_complete { row.expires_at > self.now } else { row.attempts > 0 }
+        };
         match row.as_mut().filter(|row| is_known(row)) {
             Some(row) => {
                 if !row.is_complete {
@@ -212,7 +213,7 @@ impl Call<'_> {
                 }
             }
             None => {
-                let mut new = Row { attempts: 0, ..self.leased() };
+                let mut new = MemoryRow { attempts: 0, ..self.leased() };
                 self.mark_complete(&mut new);
                 *row = Some(new);
                 CompleteReply::Inserted
@@ -220,11 +221,11 @@ impl Call<'_> {
         }
     }
 
-    pub(super) fn release(self, row: &mut Option<Row>) {
+    pub(super) fn release(self, row: &mut Option<MemoryRow>) {
         let on_claim = self.is_on_claim();
-        let held = row.get_or_insert_with(|| Row::fence(self.now));
+        let held = row.get_or_insert_with(|| MemoryRow::fence(self.now));
         if held.is_complete == on_claim && held.is_by(self.terms.token()) {
-            if on_claim { *held = Row::fence(self.now) } else { held.token = None }
+            if on_claim { *held = MemoryRow::fence(self.now) } else { held.token = None }
         }
     }
 
@@ -238,19 +239,19 @@ impl Call<'_> {
         self.now.saturating_sub(ms(self.terms.handled_at().map_or(Duration::ZERO, ago)))
     }
 
-    fn leased(self) -> Row {
-        Row {
+    fn leased(self) -> MemoryRow {
+        MemoryRow {
             token: Some(self.terms.token()),
             ends_at: after(self.now, self.terms.lease()),
             first_seen_at: self.now,
             expires_at: after(self.now, self.terms.retention()),
             attempts: 1,
-            ..Row::default()
+            ..MemoryRow::default()
         }
     }
 
     /// Marks the row complete. A row that has expired by now is remembered for another retention.
-    fn mark_complete(self, row: &mut Row) {
+    fn mark_complete(self, row: &mut MemoryRow) {
         row.is_complete = true;
         row.ends_at = self.now;
         row.stored = self.terms.stored_data_for(self.key).map(|data| Kept::new(data, self.stored));

@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 use std::hash::{BuildHasherDefault, Hash, Hasher};
 
-use super::row::Row;
+use super::row::MemoryRow;
 use crate::error::{StoreError, StoreErrorKind};
 
 /// How many expired keys are removed for a new one. More than one, so that a store that is only
@@ -41,7 +41,7 @@ impl Hasher for AsWritten {
     }
 }
 
-type Rows = HashMap<Fingerprint, Row, BuildHasherDefault<AsWritten>>;
+type Rows = HashMap<Fingerprint, MemoryRow, BuildHasherDefault<AsWritten>>;
 
 pub(super) struct Shard {
     capacity: usize,
@@ -66,10 +66,10 @@ impl Shard {
         fingerprint: Fingerprint,
         has_room: impl Fn() -> bool,
         now: u64,
-        operation: impl FnOnce(&mut Option<Row>) -> T,
+        operation: impl FnOnce(&mut Option<MemoryRow>) -> T,
     ) -> Result<(T, bool), StoreError> {
         let mut row = self.rows.get(&fingerprint).cloned();
-        let due_before = row.as_ref().map(Row::due);
+        let due_before = row.as_ref().map(MemoryRow::due);
         let reply = operation(&mut row);
         let Some(row) = row else {
             self.remove(fingerprint);
@@ -93,7 +93,7 @@ impl Shard {
     }
 
     /// Removes the row that is due first, if it is due by `until`.
-    pub(super) fn remove_due(&mut self, until: u64) -> Option<Row> {
+    pub(super) fn remove_due(&mut self, until: u64) -> Option<MemoryRow> {
         loop {
             let Reverse((due, fingerprint)) = *self.order.peek()?;
             if due > until {
@@ -125,7 +125,7 @@ impl Shard {
         Ok(())
     }
 
-    fn remove(&mut self, fingerprint: Fingerprint) -> Option<Row> {
+    fn remove(&mut self, fingerprint: Fingerprint) -> Option<MemoryRow> {
         let row = self.rows.remove(&fingerprint);
         if self.rows.is_empty() && self.rows.capacity() > KEPT_ROWS {
             *self = Self::new(self.capacity);
@@ -150,7 +150,7 @@ mod tests {
 
     use proptest::prelude::*;
 
-    use super::super::row::Call;
+    use super::super::row::MemoryCall;
     use super::*;
     use crate::adapter::terms::{CallTerms, Token};
     use crate::key::DedupKey;
@@ -168,7 +168,7 @@ mod tests {
                 let (mut row, mut is_pushed) = (None, false);
                 if stays {
                     let stored = &Default::default();
-                    Call { key: &key, terms: &terms, now: 0, stored }.claim(&mut row);
+                    MemoryCall { key: &key, terms: &terms, now: 0, stored }.claim(&mut row);
                     is_pushed = times.insert(id, due) != Some(due);
                 } else {
                     times.remove(&id);

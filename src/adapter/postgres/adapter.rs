@@ -15,7 +15,7 @@ use super::options::PostgresOptions;
 use super::params::key_hash;
 use super::schema::create_sql;
 use super::statements::{TableName, Wait};
-use super::store::{Link, PostgresStore, Session};
+use super::store::{Link, PostgresSession, PostgresStore};
 use crate::error::StoreError;
 use crate::key::DedupKey;
 
@@ -147,7 +147,8 @@ impl PostgresAdapter {
             let mut savepoint = connection.begin().await?;
             let timeout = "SELECT pg_catalog.current_setting('lock_timeout')";
             let timeout: String = sqlx::query_scalar(timeout).fetch_one(&mut *savepoint).await?;
-            let mut session = Session::new(store, Link::Within(&mut savepoint), Wait::Briefly);
+            let mut session =
+                PostgresSession::new(store, Link::Within(&mut savepoint), Wait::Briefly);
             match session.run(Kind::ClaimComplete, slice::from_mut(&mut row), false).await {
                 // Without a reply, the key is in flight.
                 Err(error) if is_locked(&error) => return savepoint.rollback().await,

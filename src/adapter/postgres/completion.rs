@@ -11,14 +11,14 @@ use super::super::sql::statement::query;
 use super::super::transaction::{
     CompletionConnection, CompletionDatabase, Connected, Sealed, acquire,
 };
-use super::params::{Bound, Uuid, key_hash, retention_ms};
-use super::statements::{Statements, of_generation};
+use super::params::{BoundQuery, Uuid, key_hash};
+use super::statements::{PostgresStatements, of_generation};
 use crate::error::StoreError;
 use crate::key::DedupKey;
 
 /// Makes the statement that completes these keys. `idle` bounds an idle transaction, unless its handler may run longer.
 pub(super) fn completion(
-    (statements, generation): (&Statements, Option<u32>),
+    (statements, generation): (&PostgresStatements, Option<u32>),
     idle: Option<Duration>,
     keys: &[DedupKey],
     terms: &CallTerms,
@@ -41,10 +41,7 @@ fn parameter(own: &OwnCompletion) -> String {
         OwnDatabase::Sqlite { .. } => None,
     };
     let hash = |key: &DedupKey| format!("{:032x}", key_hash(key));
-    own.json(
-        (retention_ms(&own.terms), idle_ms),
-        |key, sha256| json!({ "key": hash(key), "sha256": sha256 }),
-    )
+    own.json(idle_ms, |key, sha256| json!({ "key": hash(key), "sha256": sha256 }))
 }
 
 impl Sealed for Postgres {}
@@ -110,7 +107,7 @@ impl CompletionConnection for PgConnection {
 }
 
 /// Returns the faster statement, for one event with which nothing is stored.
-fn lean(completion: &Completion) -> Option<Bound> {
+fn lean(completion: &Completion) -> Option<BoundQuery> {
     let own = completion.own()?;
     let (OwnDatabase::Postgres { lean, generation, .. }, [key]) = (&own.database, &own.keys[..])
     else {
@@ -121,7 +118,7 @@ fn lean(completion: &Completion) -> Option<Bound> {
             .bind(Uuid(key_hash(key)))
             .bind(Uuid::from(own.terms.token()))
             .bind(own.mark())
-            .bind(retention_ms(&own.terms))
+            .bind(own.terms.retention_ms())
     };
     own.terms.stores_nothing_with(key).then(update)
 }

@@ -13,7 +13,7 @@ use super::super::sql::{Columns as _, SqlAdapter as _, TRIES, listing, ready, st
 use super::adapter::PostgresAdapter;
 use super::connections::{Fetched, Work};
 use super::errors::{is_locked, store_error};
-use super::params::{Bound, Uuid, key_hash, read_row};
+use super::params::{BoundQuery, Uuid, key_hash, read_row};
 use super::statements::Wait;
 use crate::error::{StoreError, StoreErrorKind};
 use crate::key::DedupKey;
@@ -26,7 +26,7 @@ impl MaintenanceAdapter for PostgresAdapter {
     fn purge(&self, limit: u32) -> StoreFuture<'_, u64> {
         Box::pin(async move {
             let store = ready(self).await?;
-            let bind = move |query: Bound| query.bind(i64::from(limit));
+            let bind = move |query: BoundQuery| query.bind(i64::from(limit));
             let all = store.statements(Wait::Briefly);
             let purged = store.fetch("purging", LONG_WRITE, &all.purge, bind).await?;
             let count =
@@ -69,7 +69,7 @@ impl MaintenanceAdapter for PostgresAdapter {
             let (store, filter) = (ready(self).await?, filter.clone());
             // No key is 0: it is a part of a SHA-256.
             let after = after.map_or(Ok(Uuid(0)), read_cursor)?;
-            let bind = move |query: Bound| {
+            let bind = move |query: BoundQuery| {
                 query
                     .bind(after)
                     // The numbers of `sql/state.sql`.
@@ -117,7 +117,7 @@ impl MaintenanceAdapter for PostgresAdapter {
                 }
                 let all = store.statements(Wait::Briefly);
                 let (key, version) = (Uuid(key_hash(key)), row.version);
-                let bind = move |query: Bound| query.bind(key).bind(version);
+                let bind = move |query: BoundQuery| query.bind(key).bind(version);
                 let write = (Work::DurableWrite, 1);
                 let forgotten = store.fetch(CONTEXT, write, &all.forget, bind).await?;
                 if forgotten.as_ref().is_err_and(is_locked) {

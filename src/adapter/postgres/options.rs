@@ -120,7 +120,7 @@ impl PostgresOptions {
     /// times as long; migrating has ten minutes. A call of an operator ends within the time of one statement, with
     /// [`StoreErrorKind::Timeout`](crate::StoreErrorKind::Timeout); `forget`, which reads and writes, within two.
     ///
-    /// A time below 1 ms is invalid.
+    /// A time below 1 ms or above a day is invalid.
     pub fn statement_timeout(self, timeout: Duration) -> Self {
         Self { statement_timeout: timeout, ..self }
     }
@@ -134,7 +134,7 @@ impl PostgresOptions {
     /// the session has; the handler may change it by `SET LOCAL`. A completion by another driver sets it where the session
     /// has none. A time that is spent in a statement does not count.
     ///
-    /// A time below 1 ms is invalid.
+    /// A time below 1 ms or above a day is invalid.
     pub fn transaction_idle_timeout(self, timeout: impl Into<Option<Duration>>) -> Self {
         Self { transaction_idle_timeout: timeout.into(), ..self }
     }

@@ -10,7 +10,7 @@ use sqlx::postgres::{
 use sqlx::query::Query;
 use sqlx::{Decode, Encode, Row as _, Type};
 
-use super::super::contract::{CallTerms, Fetch, StoredData, StoredResponse, Token};
+use super::super::contract::{Fetch, StoredData, StoredResponse, Token};
 use super::super::sql::{Call, Row, RowCall};
 use crate::key::DedupKey;
 
@@ -75,18 +75,11 @@ pub(super) fn index_of(
     Ok(rows.binary_search_by_key(&key, |row| row.call.hash).ok())
 }
 
-/// The longest time that is added to a `timestamptz`: ten thousand years.
-pub(super) const MAX_MS: i64 = 10_000 * 365 * 86_400_000;
-
-pub(super) fn retention_ms(terms: &CallTerms) -> i64 {
-    terms.retention_ms().min(MAX_MS)
-}
-
 /// A statement with the parameters that were bound so far.
-pub(super) type Bound = Query<'static, Postgres, PgArguments>;
+pub(super) type BoundQuery = Query<'static, Postgres, PgArguments>;
 
 /// Binds the parameters of a statement. They are bound again if the statement is repeated.
-pub(super) type Bind<'b> = &'b (dyn Fn(Bound) -> Bound + Sync);
+pub(super) type Bind<'b> = &'b (dyn Fn(BoundQuery) -> BoundQuery + Sync);
 
 /// Returns the primary keys of rows.
 pub(super) fn uuids(rows: &[&mut RowCall<'_>]) -> Vec<Uuid> {
@@ -97,7 +90,7 @@ pub(super) fn uuids(rows: &[&mut RowCall<'_>]) -> Vec<Uuid> {
 /// milliseconds, the array of the events' types, the lease in milliseconds, the arrays of the payload's SHA-256 and of
 /// the response's status, headers and body, and the array of the times at which events of the past were handled. A
 /// statement may use fewer. Types, each column of stored data, and these times are null as a whole if no row has any.
-pub(super) fn bind_rows(query: Bound, rows: &[&mut RowCall<'_>]) -> Bound {
+pub(super) fn bind_rows(query: BoundQuery, rows: &[&mut RowCall<'_>]) -> BoundQuery {
     let calls = || rows.iter().map(|row| &**row.call);
     let types = calls().any(|call| call.terms.has_event_types());
     let types =
@@ -107,16 +100,16 @@ pub(super) fn bind_rows(query: Bound, rows: &[&mut RowCall<'_>]) -> Bound {
     let data: Option<Vec<_>> = stores.then(|| calls().map(data).collect());
     let data = data.as_deref();
     let past = calls().any(|call| call.terms.handled_at().is_some());
-    let handled_at = |call: &Call| call.terms.handled_at_ms().map(|ms| ms.min(MAX_MS));
+    let handled_at = |call: &Call| call.terms.handled_at_ms();
     let status = |response: &StoredResponse| i16::try_from(response.status.as_u16()).ok();
     query
         .bind(uuids(rows))
         .bind(calls().map(|call| call.key.namespace()).collect::<Vec<_>>())
         .bind(calls().map(|call| call.key.id()).collect::<Vec<_>>())
         .bind(calls().map(|call| call.terms.token().into()).collect::<Vec<Uuid>>())
-        .bind(calls().next().map(|call| retention_ms(&call.terms)))
+        .bind(calls().next().map(|call| call.terms.retention_ms()))
         .bind(types)
-        .bind(calls().next().and_then(Call::lease_ms).map(|lease| lease.min(MAX_MS)))
+        .bind(calls().next().and_then(Call::lease_ms))
         .bind(column(data, |data| data.payload_sha256))
         .bind(column(data, |data| status(data.response.as_deref()?)))
         .bind(column(data, |data| Some(data.response.as_deref()?.headers_json())))

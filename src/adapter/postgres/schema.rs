@@ -10,7 +10,7 @@ use super::super::sql::statement::render;
 use super::connections::{Sender, Work};
 use super::errors::store_error;
 use super::options::may_be_plain_text;
-use super::statements::{Statements, TableName, Wait, literal, quoted};
+use super::statements::{PostgresStatements, TableName, Wait, literal, quoted};
 use super::store::{PREPARING, PostgresStore};
 use crate::error::{StoreError, StoreErrorKind};
 use crate::observe;
@@ -53,7 +53,7 @@ impl PostgresStore {
         }
         let schema = found.try_get("schema").map_err(fault)?;
         let name = TableName { schema, ..TableName::of(&self.options) };
-        let statements = Statements::by_wait(&name, &self.options);
+        let statements = PostgresStatements::by_wait(&name, &self.options);
         let exists: bool = found.try_get("there").map_err(fault)?;
         // Not for a call: a claim needs no index.
         if lock_timeout.is_none() && exists && !found.try_get("has_index").map_err(fault)? {

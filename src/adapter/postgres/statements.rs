@@ -84,7 +84,7 @@ const COMPLETION_TIMEOUT: &str = "1999ms";
 
 statements! {
     /// Every statement, with the table's name. A field is named after its file.
-    pub(super) struct Statements {
+    pub(super) struct PostgresStatements {
         claim_insert,
         claim_existing,
         claim_complete_insert,
@@ -106,7 +106,7 @@ statements! {
     }
 }
 
-impl Statements {
+impl PostgresStatements {
     /// Returns the statements of each [`Wait`].
     pub(super) fn by_wait(name: &TableName, options: &PostgresOptions) -> [Arc<Self>; 3] {
         let of = |wait| Arc::new(Self::new(name, options, wait));
@@ -114,9 +114,8 @@ impl Statements {
     }
 
     fn new(name: &TableName, options: &PostgresOptions, wait: Wait) -> Self {
-        // The setting has 31 bits, and 0 is no bound.
-        let long = (options.statement_timeout.as_millis() * 9 / 10).max(1);
-        let long = format!("{}ms", i32::try_from(long).unwrap_or(i32::MAX));
+        // 0 is no bound.
+        let long = format!("{}ms", (options.statement_timeout.as_millis() * 9 / 10).max(1));
         let passes = wait == Wait::PassOver;
         let wait = [BRIEFLY, LOCK_TIMEOUT, &*long][wait as usize];
         let table = ("table", &*name.quoted(""));

@@ -1,5 +1,5 @@
-//! [`PostgresStore`]: the state that all handles of an adapter share. [`Session`]: the statements of calls, in a batch or
-//! in a transaction of the user's.
+//! [`PostgresStore`]: the state that all handles of an adapter share. [`PostgresSession`]: the statements of
+//! calls, in a batch or in a transaction of the user's.
 //!
 //! Each try handles the rows that have no reply yet, with at most one statement a step:
 //!
@@ -36,8 +36,8 @@ use super::completion::completion;
 use super::connections::{Connections, Fetched, Permission, Sender, Work};
 use super::errors::{is_locked, is_row_error, store_error};
 use super::options::PostgresOptions;
-use super::params::{Bind, Bound, Uuid, bind_rows, index_of, key_hash, read_row, uuids};
-use super::statements::{Statements, TableName, Wait};
+use super::params::{Bind, BoundQuery, Uuid, bind_rows, index_of, key_hash, read_row, uuids};
+use super::statements::{PostgresStatements, TableName, Wait};
 use crate::error::{StoreError, StoreErrorKind};
 use crate::key::DedupKey;
 
@@ -59,7 +59,7 @@ pub(crate) struct PostgresStore {
     pub(super) migration: Arc<tokio::sync::Mutex<()>>,
     /// By [`Wait`]. They name the schema after the table is found: a `search_path` that changes later names no other
     /// table.
-    statements: RwLock<[Arc<Statements>; 3]>,
+    statements: RwLock<[Arc<PostgresStatements>; 3]>,
     /// Whether claims read before they insert: while at least half of their keys are known. An insertion shows without
     /// extra cost whether a key is new; the row of a known key takes a second statement, and with it a duplicate costs
     /// the server two to three times the CPU.
@@ -76,19 +76,22 @@ impl PostgresStore {
             common: Common::new(&options.sql, bounds, options.check()),
             user_pool,
             migration: Arc::default(),
-            statements: RwLock::new(Statements::by_wait(&TableName::of(&options), &options)),
+            statements: RwLock::new(PostgresStatements::by_wait(
+                &TableName::of(&options),
+                &options,
+            )),
             known: AtomicBool::new(false),
             held: Mutex::default(),
             options,
         }
     }
 
-    pub(super) fn statements(&self, wait: Wait) -> Arc<Statements> {
+    pub(super) fn statements(&self, wait: Wait) -> Arc<PostgresStatements> {
         let statements = self.statements.read().unwrap_or_else(PoisonError::into_inner);
         Arc::clone(&statements[wait as usize])
     }
 
-    pub(super) fn set_statements(&self, statements: [Arc<Statements>; 3]) {
+    pub(super) fn set_statements(&self, statements: [Arc<PostgresStatements>; 3]) {
         *self.statements.write().unwrap_or_else(PoisonError::into_inner) = statements;
     }
 
@@ -115,9 +118,9 @@ impl PostgresStore {
         context: &'static str,
         (work, times): (Work, u32),
         sql: &Arc<str>,
-        bind: impl Fn(Bound) -> Bound + Send + Sync + 'static,
+        bind: impl Fn(BoundQuery) -> BoundQuery + Send + Sync + 'static,
     ) -> Result<Result<Fetched, sqlx::Error>, StoreError> {
-        let bound = self.options.statement_timeout.saturating_mul(times);
+        let bound = self.options.statement_timeout * times;
         let (store, sql) = (Arc::clone(self), Arc::clone(sql));
         let send = move |permission| async move {
             let Connections { senders, .. } = &store.connections;
@@ -150,7 +153,7 @@ impl PostgresStore {
         anywhere: bool,
     ) -> Result<Option<PgRow>, StoreError> {
         let key = Uuid(key_hash(key));
-        let bind = move |query: Bound| query.bind([key]).bind(anywhere);
+        let bind = move |query: BoundQuery| query.bind([key]).bind(anywhere);
         let all = self.statements(Wait::Briefly);
         let read = self.fetch(context, (Work::Read, 1), all.read(fetch), bind).await?;
         let read = read.map_err(|error| store_error(context, error))?;
@@ -169,7 +172,7 @@ impl PostgresStore {
 
 impl SqlStore for PostgresStore {
     type Database = Postgres;
-    type Session = Session<'static>;
+    type Session = PostgresSession<'static>;
 
     fn common(&self) -> &Common {
         &self.common
@@ -204,11 +207,14 @@ impl SqlStore for PostgresStore {
         key_hash(key)
     }
 
-    async fn session(self: &Arc<Self>, alone: bool) -> Result<Session<'static>, StoreError> {
+    async fn session(
+        self: &Arc<Self>,
+        alone: bool,
+    ) -> Result<PostgresSession<'static>, StoreError> {
         let sender = if alone { Sender::Alone } else { Sender::Batch };
         let permission = self.connections.senders.permission(sender, Work::DurableWrite).await;
         let wait = if alone { Wait::Long } else { self.wait() };
-        Ok(Session::new(Arc::clone(self), Link::Own(permission), wait))
+        Ok(PostgresSession::new(Arc::clone(self), Link::Own(permission), wait))
     }
 
     /// While writes wait for the probe, a claim reads beside the queue first: its key may be known, and a standby that is
@@ -251,7 +257,7 @@ pub(super) enum Link<'c> {
 }
 
 /// Runs statements.
-pub(crate) struct Session<'c> {
+pub(crate) struct PostgresSession<'c> {
     store: Arc<PostgresStore>,
     link: Link<'c>,
     /// How batches meet rows that open transactions hold.
@@ -262,7 +268,7 @@ pub(crate) struct Session<'c> {
     lost_reply: bool,
 }
 
-impl RowExecutor for Session<'_> {
+impl RowExecutor for PostgresSession<'_> {
     async fn execute(&mut self, kind: Kind, rows: &mut [RowCall<'_>]) -> Option<Failed> {
         let store = Arc::clone(&self.store);
         let is_known = kind.is_claim() && store.known.load(Ordering::Relaxed);
@@ -302,7 +308,7 @@ impl RowExecutor for Session<'_> {
     }
 }
 
-impl<'c> Session<'c> {
+impl<'c> PostgresSession<'c> {
     pub(super) fn new(store: Arc<PostgresStore>, link: Link<'c>, wait: Wait) -> Self {
         Self { store, link, wait, known: 0, lost_reply: false }
     }
@@ -347,7 +353,7 @@ impl<'c> Session<'c> {
         // committed, and would not see it.
         let fetch = rows.first().map_or(Fetch::Nothing, |row| row.call.terms.fetch());
         let all = self.store.statements(self.wait);
-        let bind = |query: Bound| query.bind(uuids(&rows)).bind(false);
+        let bind = |query: BoundQuery| query.bind(uuids(&rows)).bind(false);
         let returned = self.send(Work::Read, all.read(fetch), &bind).await?;
         let mut found: Vec<_> = rows.iter().map(|_| None).collect();
         for row in &returned {

@@ -16,7 +16,7 @@ use super::client::RedisClient;
 use super::errors::Failure;
 use super::key_names;
 use super::options::RedisOptions;
-use super::row::{Row, stored_data};
+use super::row::{RedisRow, stored_data};
 use super::script::{self, Script, ScriptCall};
 use super::slot::{Bound, Live, Slot};
 use super::url::Endpoint;
@@ -127,13 +127,13 @@ impl RedisAdapter {
         name: &str,
         fetch: Fetch,
         bound: Bound,
-    ) -> Result<Option<Row>, StoreError> {
+    ) -> Result<Option<RedisRow>, StoreError> {
         let call = ScriptCall::new(&script::GET, name).arg(fetched(fetch));
         let reply = self.reply(&call, bound).await?;
         if reply.case == 0 {
             return Ok(None);
         }
-        Row::read(reply.values()?).ok_or_else(|| unreadable(bound.context)).map(Some)
+        RedisRow::read(reply.values()?).ok_or_else(|| unreadable(bound.context)).map(Some)
     }
 
     /// Sends a call that names no version, then the version of each reply that names one. Without a version, the
@@ -147,7 +147,7 @@ impl RedisAdapter {
         call: &ScriptCall,
         bound: Bound,
         most_versions: usize,
-    ) -> Result<Reply, StoreError> {
+    ) -> Result<ScriptReply, StoreError> {
         let mut named = None;
         for _ in 0..=most_versions {
             let bound = Bound { is_once: bound.is_once && named.is_some(), ..bound };
@@ -162,8 +162,8 @@ impl RedisAdapter {
             .with_source("the row has changed before each write"))
     }
 
-    async fn reply(&self, call: &ScriptCall, bound: Bound) -> Result<Reply, StoreError> {
-        Reply::read(self.0.run(call, bound).await?, bound.context)
+    async fn reply(&self, call: &ScriptCall, bound: Bound) -> Result<ScriptReply, StoreError> {
+        ScriptReply::read(self.0.run(call, bound).await?, bound.context)
     }
 
     /// Returns a call with the token, the retention and the event type.
@@ -243,7 +243,7 @@ impl DedupAdapter for RedisAdapter {
                 // This token has not claimed a value of another program. An error would be repeated for minutes.
                 Err(error) if error.kind() == StoreErrorKind::Corrupt => Ok(()),
                 // After a reply of another shape, the release has not returned.
-                reply => match Reply::read(reply?, bound.context)?.case {
+                reply => match ScriptReply::read(reply?, bound.context)?.case {
                     0 | 1 | UNREADABLE => Ok(()),
                     _ => Err(unreadable(bound.context)),
                 },
@@ -295,13 +295,13 @@ fn fetched(fetch: Fetch) -> u8 {
 const UNREADABLE: i64 = -1;
 
 /// The reply of a script: a number that names the case, and the values of the case.
-struct Reply {
+struct ScriptReply {
     case: i64,
     values: Value,
     context: &'static str,
 }
 
-impl Reply {
+impl ScriptReply {
     /// # Errors
     ///
     /// [`StoreErrorKind::Corrupt`] for a reply of no script of this version.
@@ -324,7 +324,7 @@ impl Reply {
     }
 }
 
-fn claimed(reply: Reply, fetch: Fetch) -> Result<ClaimReply, StoreError> {
+fn claimed(reply: ScriptReply, fetch: Fetch) -> Result<ClaimReply, StoreError> {
     let seen = |age| Seen::new(Duration::from_millis(age));
     match reply.case {
         0 => reply.values().map(|(attempt, takeover)| ClaimReply::first(attempt, takeover)),

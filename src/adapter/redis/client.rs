@@ -17,7 +17,7 @@ use redis::{
 use tokio::sync::Mutex;
 
 use super::options::RedisOptions;
-use super::url::{Endpoint, Kind};
+use super::url::{Endpoint, ServerKind};
 use crate::error::{ConfigError, StoreError};
 
 /// A connection that carries nothing is probed after this time, so that a dead one is noticed.
@@ -97,8 +97,8 @@ impl RedisClient {
         };
         let nodes: Vec<_> = endpoint.nodes.into_iter().map(node).collect();
         let client = match (endpoint.kind, &*nodes) {
-            (Kind::Server, [node, ..]) => Client::open(node.clone()).map(Self::from),
-            (Kind::Sentinel, [node, ..]) => {
+            (ServerKind::Server, [node, ..]) => Client::open(node.clone()).map(Self::from),
+            (ServerKind::Sentinel, [node, ..]) => {
                 // The user, the password and the database are those of the master.
                 let master = SentinelNodeConnectionInfo::default()
                     .set_redis_connection_info(node.redis_settings().clone())

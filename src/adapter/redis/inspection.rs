@@ -20,7 +20,7 @@ use super::super::stored::Fetch;
 use super::adapter::{RedisAdapter, unreadable};
 use super::errors::Failure;
 use super::key_names;
-use super::row::Row;
+use super::row::RedisRow;
 use super::slot::Live;
 use crate::error::{StoreError, StoreErrorKind};
 use crate::key::DedupKey;
@@ -42,7 +42,7 @@ const STEP: usize = 1_000;
 type Cursor = (String, Option<u64>, Vec<String>);
 
 /// A key of Redis, the event's key, and its row; `None` for an unreadable one.
-type Found = (String, DedupKey, Option<Row>);
+type FoundKey = (String, DedupKey, Option<RedisRow>);
 
 impl MaintenanceAdapter for RedisAdapter {
     /// Deletes nothing, because Redis deletes each key by itself, `PURGE_GRACE` after it has expired.
@@ -210,7 +210,7 @@ impl RedisAdapter {
         &self,
         names: impl IntoIterator<Item = String>,
         id_part: Option<&str>,
-    ) -> Result<Vec<Found>, StoreError> {
+    ) -> Result<Vec<FoundKey>, StoreError> {
         let keys = names.into_iter().filter_map(|name| {
             let key = key_names::key(&self.0.options.prefix, &name)?;
             id_part.is_none_or(|part| key.id().contains(part)).then_some((name, key))
@@ -238,7 +238,7 @@ fn read<T: FromRedisValue>(reply: Value) -> Result<T, StoreError> {
 }
 
 /// Returns the entry of a row without its stored data, if the filter selects it.
-fn selected(filter: &ListFilter, row: Row) -> Option<Entry> {
+fn selected(filter: &ListFilter, row: RedisRow) -> Option<Entry> {
     let entry = row.entry?;
     let is_selected = filter.state.is_none_or(|state| state == entry.state)
         && filter.since.is_none_or(|since| row.since_first_seen <= since)

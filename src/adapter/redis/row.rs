@@ -1,5 +1,5 @@
-//! [`Row`]: what a script reads of a key. Only the scripts read and write the bytes of a value: `lua/prelude.lua` has
-//! their layout.
+//! [`RedisRow`]: what a script reads of a key. Only the scripts read and write the bytes of a value:
+//! `lua/prelude.lua` has their layout.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -17,7 +17,7 @@ pub(super) type Values = (String, u64, u64, u64, u64, u32, bool, String, Stored)
 
 /// A row, as it is at a time of the server's clock.
 #[derive(Debug)]
-pub(super) struct Row {
+pub(super) struct RedisRow {
     /// `None` for an expired row.
     pub(super) entry: Option<Entry>,
     /// The time since the row was first seen, since its lease lapsed, or since it expired.
@@ -25,7 +25,7 @@ pub(super) struct Row {
     pub(super) since_first_seen: Duration,
 }
 
-impl Row {
+impl RedisRow {
     /// Returns the row of these values; `None` for values of no script of this version.
     pub(super) fn read(values: Values) -> Option<Self> {
         let (state, now, first_seen_at, expires_at, ends_at, ..) = values;

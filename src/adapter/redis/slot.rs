@@ -85,11 +85,11 @@ pub(super) struct Slot {
     /// An option is not valid: every call fails.
     fault: Option<StoreError>,
     servers: Servers,
-    state: Mutex<State>,
+    state: Mutex<Connecting>,
 }
 
 #[derive(Default)]
-struct State {
+struct Connecting {
     current: Option<Arc<Live>>,
     /// The next connections, while they open.
     opening: Option<Opening>,
@@ -157,7 +157,7 @@ impl Slot {
                 let live = timeout_at(bound.deadline, self.live(before.is_some())).await;
                 let live = live.unwrap_or(Err(Failure::Unsent))?;
                 let until = bound.deadline.min(Instant::now() + self.options.reply_timeout());
-                let mut sent = Sent { live: &live, is_doubt: true };
+                let mut sent = SentScript { live: &live, is_doubt: true };
                 let reply = timeout_at(until, send(Arc::clone(&live))).await;
                 let reply = reply.unwrap_or(Err(Failure::TimedOut));
                 sent.is_doubt = reply.as_ref().is_err_and(|failure| failure.is_doubt(&self.client));
@@ -207,7 +207,7 @@ impl Slot {
     }
 
     /// Returns the opening that is under way. Otherwise starts the task of another one.
-    fn opening(self: &Arc<Self>, state: &mut State) -> Opening {
+    fn opening(self: &Arc<Self>, state: &mut Connecting) -> Opening {
         // One that is here and over has ended with its runtime.
         let under_way = state.opening.take().filter(|it| it.clone().now_or_never().is_none());
         let opening = under_way.unwrap_or_else(|| {
@@ -266,25 +266,25 @@ impl Slot {
 
     /// Closes the connections. Every later call fails with [`Unavailable`](crate::StoreErrorKind::Unavailable).
     pub(super) fn close(&self) {
-        *self.state() = State { is_closed: true, ..State::default() };
+        *self.state() = Connecting { is_closed: true, ..Connecting::default() };
     }
 
     pub(super) fn is_closed(&self) -> bool {
         self.state().is_closed
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, Connecting> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// What was sent over connections. If its caller goes away before the reply, the connections may be silent.
-struct Sent<'a> {
+struct SentScript<'a> {
     live: &'a Live,
     is_doubt: bool,
 }
 
-impl Drop for Sent<'_> {
+impl Drop for SentScript<'_> {
     fn drop(&mut self) {
         self.live.is_doubted.fetch_or(self.is_doubt, Ordering::Relaxed);
     }

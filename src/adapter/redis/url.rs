@@ -13,7 +13,7 @@ const UNKNOWN_PARAMETER: &str = "the store URL has a parameter other than `dedup
 
 /// What is at the addresses of a URL.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum ServerKind {
     Server,
     Sentinel,
     Cluster,
@@ -21,9 +21,9 @@ pub(super) enum Kind {
 
 /// Where a URL leads. Has no `Debug`, because it holds the password.
 pub(super) struct Endpoint {
-    pub(super) kind: Kind,
+    pub(super) kind: ServerKind,
     pub(super) tls: bool,
-    /// At least one; one for [`Kind::Server`].
+    /// At least one; one for [`ServerKind::Server`].
     pub(super) nodes: Vec<ConnectionInfo>,
     /// The name of the master, for Sentinel.
     pub(super) master: String,
@@ -40,10 +40,10 @@ impl Endpoint {
     pub(super) fn read(url: &str) -> Result<Self, ConfigError> {
         let (scheme, rest) = url.split_once("://").ok_or_else(ConfigError::url)?;
         let (server, kind) = match scheme.split_once('+') {
-            None => (scheme, Kind::Server),
-            Some((server, "sentinel")) => (server, Kind::Sentinel),
-            Some((server, "cluster")) => (server, Kind::Cluster),
-            Some(_) => ("", Kind::Server),
+            None => (scheme, ServerKind::Server),
+            Some((server, "sentinel")) => (server, ServerKind::Sentinel),
+            Some((server, "cluster")) => (server, ServerKind::Cluster),
+            Some(_) => ("", ServerKind::Server),
         };
         let tls = match server {
             "redis" | "valkey" => false,
@@ -62,23 +62,23 @@ impl Endpoint {
         let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
         let (credentials, hosts) = authority.split_at(authority.rfind('@').map_or(0, |at| at + 1));
         let (master, database) = match kind {
-            Kind::Sentinel => path.split_once('/').unwrap_or((path, "")),
-            Kind::Server | Kind::Cluster => ("", path),
+            ServerKind::Sentinel => path.split_once('/').unwrap_or((path, "")),
+            ServerKind::Server | ServerKind::Cluster => ("", path),
         };
         let master = percent_decode_str(master).decode_utf8().map_err(|_| ConfigError::url())?;
         let node = |host: &str| {
             let has_port = host.rsplit(']').next().is_some_and(|end| end.contains(':'));
-            let port = if kind == Kind::Sentinel && !has_port { ":26379" } else { "" };
+            let port = if kind == ServerKind::Sentinel && !has_port { ":26379" } else { "" };
             format!("{server}://{credentials}{host}{port}/{database}").into_connection_info()
         };
         let nodes = hosts.split(',').map(node).collect::<Result<Vec<_>, _>>();
         let nodes = nodes.map_err(|_| ConfigError::url())?;
-        if kind == Kind::Server && nodes.len() > 1 {
+        if kind == ServerKind::Server && nodes.len() > 1 {
             return Err(refused(SEVERAL_HOSTS));
         }
-        let last = if kind == Kind::Cluster { 0 } else { i64::MAX };
+        let last = if kind == ServerKind::Cluster { 0 } else { i64::MAX };
         let is_valid = nodes.iter().all(|node| (0..=last).contains(&node.redis_settings().db()))
-            && (kind != Kind::Sentinel || !master.is_empty());
+            && (kind != ServerKind::Sentinel || !master.is_empty());
         let prefix = match query.split_once('=') {
             _ if !is_valid => return Err(ConfigError::url()),
             None if query.is_empty() => None,
@@ -118,8 +118,8 @@ mod tests {
         ) {
             if let Ok(endpoint) = Endpoint::read(&format!("{scheme}://{rest}")) {
                 assert!(!endpoint.nodes.is_empty());
-                assert!(endpoint.kind != Kind::Server || endpoint.nodes.len() == 1);
-                assert_eq!(endpoint.kind == Kind::Sentinel, !endpoint.master.is_empty());
+                assert!(endpoint.kind != ServerKind::Server || endpoint.nodes.len() == 1);
+                assert_eq!(endpoint.kind == ServerKind::Sentinel, !endpoint.master.is_empty());
                 for node in &endpoint.nodes {
                     let (ConnectionAddr::Tcp(host, _) | ConnectionAddr::TcpTls { host, .. }) =
                         node.addr()

@@ -42,9 +42,11 @@ pub(crate) fn check_name(setting: &'static str, name: &str) -> Result<(), Config
     Err(ConfigError::setting(setting, rule))
 }
 
-/// Refuses a timeout below 1 ms: the unit in which databases take it.
+/// Refuses a timeout below 1 ms: the unit in which databases take it. Their settings have 31 bits.
 pub(crate) fn check_timeout(setting: &'static str, timeout: Duration) -> Result<(), ConfigError> {
-    check(timeout >= Duration::from_millis(1), setting, "at least 1 ms", &timeout)
+    const DAY: Duration = Duration::from_secs(86_400);
+    let fits = (Duration::from_millis(1)..=DAY).contains(&timeout);
+    check(fits, setting, "1 ms to 1 day", &timeout)
 }
 
 /// Takes the parameters with these names out of a URL, which the database's own parser would refuse
@@ -75,14 +77,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn timeout_is_at_least_a_millisecond() {
-        let shortest = Duration::from_millis(1);
-        assert_eq!(check_timeout("statement_timeout", shortest), Ok(()));
-        let refused = check_timeout("statement_timeout", Duration::from_micros(999));
-        assert_eq!(
-            refused.unwrap_err().to_string(),
-            "`statement_timeout` must be at least 1 ms, not 999µs"
-        );
+    fn timeout_is_from_a_millisecond_to_a_day() {
+        let day = Duration::from_secs(86_400);
+        for timeout in [Duration::from_millis(1), day] {
+            assert_eq!(check_timeout("statement_timeout", timeout), Ok(()));
+        }
+        for (timeout, text) in
+            [(Duration::from_micros(999), "999µs"), (day + Duration::from_secs(1), "86401s")]
+        {
+            let refused = check_timeout("statement_timeout", timeout).unwrap_err().to_string();
+            assert_eq!(refused, format!("`statement_timeout` must be 1 ms to 1 day, not {text}"));
+        }
     }
 
     /// An accepted name is safe between quotes and as a part of a name.

@@ -13,7 +13,7 @@ use super::super::contract::{CallTerms, ClaimReply, Token, TransactionAdapter};
 use super::super::sql::{Call, Kind, RowCall, SqlAdapter, SqlStore as _, claimed, usable};
 use super::errors::{is_busy, store_error};
 use super::options::SqliteOptions;
-use super::session::Session;
+use super::session::SqliteSession;
 use super::store::{SqliteStore, create};
 use crate::error::{StoreError, StoreErrorKind};
 use crate::key::DedupKey;
@@ -162,7 +162,7 @@ impl SqliteAdapter {
         let terms = CallTerms::on_claim(Token::random(), retention);
         let call = Call::new(Kind::ClaimComplete, key, &terms, 0);
         let mut row = RowCall::new(&call);
-        let mut session = Session::new(connection, &store.statements, None);
+        let mut session = SqliteSession::new(connection, &store.statements, None);
         let written = session.write(Kind::ClaimComplete, slice::from_mut(&mut row)).await;
         let fault = |error| store_error("claiming a key in a transaction", error);
         written.map_err(fault)?;
@@ -231,7 +231,7 @@ mod tests {
         let url = format!("sqlite://{}", dir.path().join("keys.db").display());
         let adapter = SqliteAdapter::connect(&url).await.unwrap();
         let locks = locks_of(&adapter.0.pool().connect_options());
-        let write = move |session: Session| async move {
+        let write = move |session: SqliteSession| async move {
             let _connection = session.connection;
             Ok(locks.writer.try_lock().is_err())
         };

@@ -11,14 +11,14 @@ use super::super::sql::statement::query;
 use super::super::transaction::{
     CompletionConnection, CompletionDatabase, Connected, Sealed, acquire, is_left_open,
 };
-use super::statements::Statements;
+use super::statements::SqliteStatements;
 use super::write_lock::{FileLocks, WriteGuard, locked, locks_of};
 use crate::error::{StoreError, StoreErrorKind};
 use crate::key::DedupKey;
 
 /// Makes the statement that completes these keys.
 pub(super) fn completion(
-    statements: &Statements,
+    statements: &SqliteStatements,
     write_lock_timeout: Duration,
     keys: &[DedupKey],
     terms: &CallTerms,
@@ -29,7 +29,7 @@ pub(super) fn completion(
 
 fn parameter(own: &OwnCompletion) -> String {
     let event = |key: &DedupKey, sha256| json!([key.namespace(), key.id(), sha256]);
-    own.json((own.terms.retention_ms(), None), event)
+    own.json(None, event)
 }
 
 impl Sealed for Sqlite {}

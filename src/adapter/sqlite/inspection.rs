@@ -11,14 +11,14 @@ use super::super::sql::{Columns as _, SqlAdapter as _, listing, ready, stats};
 use super::adapter::SqliteAdapter;
 use super::errors::store_error;
 use super::params::{keys_json, read_row};
-use super::session::Session;
+use super::session::SqliteSession;
 use super::store::SqliteStore;
 use crate::error::{StoreError, StoreErrorKind};
 use crate::key::DedupKey;
 
 impl MaintenanceAdapter for SqliteAdapter {
     fn purge(&self, limit: u32) -> StoreFuture<'_, u64> {
-        let purge = move |mut session: Session| async move {
+        let purge = move |mut session: SqliteSession| async move {
             let purge = query(&session.statements.purge).bind(limit);
             let purged = purge.execute(&mut *session.connection).await;
             purged
@@ -30,7 +30,7 @@ impl MaintenanceAdapter for SqliteAdapter {
 
     fn forget<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, ForgetReply> {
         let key = key.clone();
-        let forget = |mut session: Session| async move {
+        let forget = |mut session: SqliteSession| async move {
             let fault = |error| store_error("forgetting a key", error);
             let found = session.read(&[&key], Fetch::Nothing).await.map_err(fault)?;
             let found = found.into_iter().flatten().next();

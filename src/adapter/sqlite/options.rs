@@ -44,7 +44,7 @@ impl SqliteOptions {
     /// Every other write to the file in this process waits as long, and is then refused. So is a
     /// handler that holds the transaction and calls the adapter beside it.
     ///
-    /// A time below 1 ms is invalid.
+    /// A time below 1 ms or above a day is invalid.
     pub fn write_lock_timeout(self, timeout: Duration) -> Self {
         Self { write_lock_timeout: timeout, ..self }
     }

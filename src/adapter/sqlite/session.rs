@@ -1,4 +1,4 @@
-//! [`Session`]: the statements of a batch on a connection.
+//! [`SqliteSession`]: the statements of a batch on a connection.
 //!
 //! The first statement is for the common case: claims of keys without a row, completions by the
 //! holder. It returns only how many rows it wrote. If those are all, nothing more is sent, nor after a release. If not,
@@ -19,21 +19,21 @@ use super::super::sql::{
 };
 use super::errors::{is_row_error, store_error};
 use super::params::{index_of, keys_json, read_row, rows_json};
-use super::statements::Statements;
+use super::statements::SqliteStatements;
 use super::write_lock::WriteGuard;
 use crate::key::DedupKey;
 
 /// A connection that only reads, or that may write: under the write lock, or in a transaction that holds the file.
-pub(crate) struct Session<C = PoolConnection<Sqlite>> {
+pub(crate) struct SqliteSession<C = PoolConnection<Sqlite>> {
     pub(super) connection: C,
-    pub(super) statements: Arc<Statements>,
+    pub(super) statements: Arc<SqliteStatements>,
     /// Whether a statement has written rows that no reply reports.
     has_written: bool,
     /// Ends after the connection.
     pub(super) lock: Option<WriteGuard>,
 }
 
-impl RowExecutor for Session {
+impl RowExecutor for SqliteSession {
     /// If it is dropped, the statement runs to its end on the connection's own thread, and its outcome is unknown.
     async fn execute(&mut self, kind: Kind, rows: &mut [RowCall<'_>]) -> Option<Failed> {
         self.has_written = false;
@@ -45,10 +45,10 @@ impl RowExecutor for Session {
     }
 }
 
-impl<C: DerefMut<Target = SqliteConnection> + Send> Session<C> {
+impl<C: DerefMut<Target = SqliteConnection> + Send> SqliteSession<C> {
     pub(super) fn new(
         connection: C,
-        statements: &Arc<Statements>,
+        statements: &Arc<SqliteStatements>,
         lock: Option<WriteGuard>,
     ) -> Self {
         let statements = Arc::clone(statements);

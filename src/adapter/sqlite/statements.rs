@@ -43,7 +43,7 @@ const DATA: [&str; 2] = [
 
 statements! {
     /// Every statement, with the table's name. A field is named after its file.
-    pub(super) struct Statements {
+    pub(super) struct SqliteStatements {
         claim_insert,
         claim_upsert,
         claim_complete_insert,
@@ -70,7 +70,7 @@ statements! {
     }
 }
 
-impl Statements {
+impl SqliteStatements {
     pub(super) fn new(name: &str) -> Self {
         // Quoted: a name may be a word of SQL.
         let (table, now) = (("table", &*format!("\"{name}\"")), ("now", NOW));

@@ -17,8 +17,8 @@ use super::super::transaction::acquire;
 use super::completion::completion;
 use super::errors::store_error;
 use super::options::SqliteOptions;
-use super::session::Session;
-use super::statements::{Statements, VERSION};
+use super::session::SqliteSession;
+use super::statements::{SqliteStatements, VERSION};
 use super::write_lock::{FileLocks, locked, locks_of};
 use crate::error::{StoreError, StoreErrorKind};
 use crate::key::DedupKey;
@@ -39,7 +39,7 @@ pub(crate) struct SqliteStore {
     pub(super) options: SqliteOptions,
     /// Serves writers in the order of arrival. SQLite's own lock does not.
     locks: Arc<FileLocks>,
-    pub(super) statements: Arc<Statements>,
+    pub(super) statements: Arc<SqliteStatements>,
     pub(super) lookups: Batcher<Lookup>,
     common: Common,
     /// Leaves connections for lookups while other callers read large responses.
@@ -70,7 +70,7 @@ impl SqliteStore {
     ) -> Self {
         Self {
             locks: locks_of(&writer.connect_options()),
-            statements: Arc::new(Statements::new(&options.sql.table)),
+            statements: Arc::new(SqliteStatements::new(&options.sql.table)),
             lookups: Batcher::new(Bounds { workers: LOOKUP_WORKERS, ..options.sql.bounds }),
             // SQLite has one writer.
             common: Common::new(
@@ -113,7 +113,7 @@ impl SqliteStore {
     /// Runs `write` under the write lock. A release that follows a dropped caller needs the lock after it.
     pub(super) async fn write_in_task<T, F>(
         self: &Arc<Self>,
-        write: impl FnOnce(Session) -> F + Send + 'static,
+        write: impl FnOnce(SqliteSession) -> F + Send + 'static,
     ) -> Result<T, StoreError>
     where
         T: Send + 'static,
@@ -123,7 +123,7 @@ impl SqliteStore {
         let session = async move { store.session(false).await };
         let ended =
             || StoreError::new(StoreErrorKind::Unavailable, "writing: the runtime is ending");
-        let write = move |mut session: Session| async move {
+        let write = move |mut session: SqliteSession| async move {
             // Held here: the future of a closure keeps no more of the session than it names.
             let _lock = session.lock.take();
             write(session).await
@@ -147,7 +147,7 @@ impl SqliteStore {
         fetch: Fetch,
     ) -> Result<Vec<Option<Row>>, sqlx::Error> {
         let connection = acquire(&self.readers).await?;
-        Session::new(connection, &self.statements, None).read(keys, fetch).await
+        SqliteSession::new(connection, &self.statements, None).read(keys, fetch).await
     }
 }
 
@@ -174,7 +174,7 @@ impl BatchExecutor<Lookup> for SqliteStore {
 
 impl SqlStore for SqliteStore {
     type Database = Sqlite;
-    type Session = Session;
+    type Session = SqliteSession;
 
     fn common(&self) -> &Common {
         &self.common
@@ -188,7 +188,7 @@ impl SqlStore for SqliteStore {
         let fault = |error| store_error(PREPARING, error);
         if !self.finds_schema().await.map_err(fault)? {
             // If it is dropped or fails, the transaction rolls back and the next call tries again.
-            let create = move |mut session: Session| async move {
+            let create = move |mut session: SqliteSession| async move {
                 // IMMEDIATE: two processes that both find no table take turns.
                 let tx = session.connection.begin_with("BEGIN IMMEDIATE").await;
                 let mut tx = tx.map_err(fault)?;
@@ -214,13 +214,13 @@ impl SqlStore for SqliteStore {
     ///
     /// The connection comes first, as for the transaction of a handler: in two orders, a batch and a handler would each
     /// wait for what the other has.
-    async fn session(self: &Arc<Self>, _: bool) -> Result<Session, StoreError> {
+    async fn session(self: &Arc<Self>, _: bool) -> Result<SqliteSession, StoreError> {
         let connection = acquire(&self.writer).await;
         let connection = connection.map_err(|error| store_error("opening a connection", error))?;
         // After an error nothing was sent to the file.
         let (bound, refused) = (self.options.write_lock_timeout, StoreErrorKind::Refused);
         let lock = locked(&self.locks.writer, bound, refused).await?;
-        Ok(Session::new(connection, &self.statements, Some(lock)))
+        Ok(SqliteSession::new(connection, &self.statements, Some(lock)))
     }
 
     /// A duplicate is not written, and waits for no writer.
@@ -248,7 +248,7 @@ impl SqlStore for SqliteStore {
 
 /// Makes the schema.
 pub(super) async fn create(
-    statements: &Statements,
+    statements: &SqliteStatements,
     connection: &mut SqliteConnection,
 ) -> Result<(), StoreError> {
     for statement in statements.create() {

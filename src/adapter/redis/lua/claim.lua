@@ -36,8 +36,8 @@ else
   end
   token, complete = ARGV[1], at_once
   -- `epilogue.lua` needs one that is not long over.
-  expires_at = math.max(math.min(handled_at + ARGV[2], MAX_TIME), now)
-  ends_at = at_once and handled_at or math.min(now + ARGV[8], MAX_TIME)
+  expires_at = math.max(handled_at + ARGV[2], now)
+  ends_at = at_once and handled_at or now + ARGV[8]
   data_flags = nil
 end
 -- A claim that is repeated with its token writes again: `WAIT` waits for writes of its own connection only, and

@@ -19,7 +19,7 @@ if not complete or is_over then
   end
   if is_over then
     -- A completion must not be expired when it is written. Otherwise the retention counts from the claim.
-    expires_at = math.min(now + ARGV[2], MAX_TIME)
+    expires_at = now + ARGV[2]
   end
   complete, ends_at = true, now
   data_flags = nil

@@ -27,7 +27,6 @@
 -- A fence row is left where a key was released or forgotten and no other row is: incomplete, without a token,
 -- without attempts, and expired since it was written.
 local HEADER = '>BBI3I6I6I6I5c16'
-local MAX_TIME = 281474976710655
 -- The microseconds of 12 days. Versions are only compared for equality, and no message is under way for
 -- longer than an hour.
 local VERSIONS = 1099511627776

@@ -6,8 +6,8 @@
 if state == 'unreadable' then return {-1} end
 if stored and (complete or token ~= ARGV[1]) then return {1} end
 if not stored then
-  attempts, expires_at, event_type = 1, math.min(now + ARGV[2], MAX_TIME), nil
+  attempts, expires_at, event_type = 1, now + ARGV[2], nil
 end
 token = ARGV[1]
-ends_at = math.min(now + ARGV[4], MAX_TIME)
+ends_at = now + ARGV[4]
 local reply = {0}
