@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use tokio::signal::{self, ctrl_c};
 use tower_dedup::adapter;
-use tower_dedup::adapter::inspect::{Entry, ForgetReply, ListFilter, MaintenanceAdapter};
+use tower_dedup::adapter::maintenance::{Entry, ForgetReply, ListFilter, MaintenanceAdapter};
 use tower_dedup::{BoxError, DedupKey, StoreError, StoreErrorKind};
 
 type Store = Arc<dyn MaintenanceAdapter>;

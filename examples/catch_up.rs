@@ -13,7 +13,7 @@ use std::env;
 use axum::body::Bytes;
 use axum::http::Request;
 use serde_json::Value;
-use tower_dedup::adapter::inspect::KeyState;
+use tower_dedup::adapter::maintenance::KeyState;
 use tower_dedup::key::{Extracted, RequestRef};
 use tower_dedup::provider::{GITHUB, STRIPE};
 use tower_dedup::{BoxError, Deduplicator, Delivery, RunOutcome, adapter};

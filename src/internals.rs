@@ -110,7 +110,7 @@ pub fn with_sqlite_bounds(
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub async fn purge(
     purging: crate::adapter::Purging,
-    adapter: Arc<impl crate::adapter::inspect::MaintenanceAdapter>,
+    adapter: Arc<impl crate::adapter::maintenance::MaintenanceAdapter>,
 ) {
     let never = tokio_util::sync::CancellationToken::new();
     purging.run(|| Some(Arc::clone(&adapter)), never).await;

@@ -36,7 +36,7 @@ const LEVELS: &[(&str, &str)] = &[
     ),
     (
         "adapter",
-        "stored < terms replies < contract < inspect \
+        "stored < terms replies < contract < maintenance \
          < around transaction < sql < memory sqlite postgres redis < connect",
     ),
     (

@@ -14,7 +14,7 @@ use std::time::{Duration, SystemTime};
 use futures_util::{StreamExt, stream};
 use serde_json::json;
 use tower_dedup::adapter::contract::{CallTerms, ClaimReply, Token};
-use tower_dedup::adapter::inspect::MaintenanceAdapter;
+use tower_dedup::adapter::maintenance::MaintenanceAdapter;
 use tower_dedup::{DedupKey, provider};
 
 use crate::failure::Failure;

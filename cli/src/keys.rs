@@ -6,7 +6,9 @@ use std::time::{Duration, SystemTime};
 
 use serde_json::json;
 use tower_dedup::DedupKey;
-use tower_dedup::adapter::inspect::{Entry, ForgetReply, KeyState, ListFilter, MaintenanceAdapter};
+use tower_dedup::adapter::maintenance::{
+    Entry, ForgetReply, KeyState, ListFilter, MaintenanceAdapter,
+};
 
 use crate::failure::Failure;
 use crate::options::{Event, Forget, List};

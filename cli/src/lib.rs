@@ -44,7 +44,7 @@ use std::sync::Arc;
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser};
 use tower_dedup::StoreError;
-use tower_dedup::adapter::inspect::MaintenanceAdapter;
+use tower_dedup::adapter::maintenance::MaintenanceAdapter;
 
 use failure::Failure;
 use options::{Command, Options};

@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand};
 use tower_dedup::DedupKey;
-use tower_dedup::adapter::inspect::KeyState;
+use tower_dedup::adapter::maintenance::KeyState;
 
 use crate::failure::Failure;
 use crate::output::Output;

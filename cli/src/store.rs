@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use tower_dedup::adapter::inspect::{MaintenanceAdapter, Stats};
+use tower_dedup::adapter::maintenance::{MaintenanceAdapter, Stats};
 use tower_dedup::adapter::{
     PostgresAdapter, PostgresOptions, Purging, RedisAdapter, RedisOptions, SqliteAdapter,
     SqliteOptions,

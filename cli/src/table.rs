@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use serde_json::json;
-use tower_dedup::adapter::inspect::MaintenanceAdapter;
+use tower_dedup::adapter::maintenance::MaintenanceAdapter;
 
 use crate::failure::Failure;
 use crate::options::Migrate;

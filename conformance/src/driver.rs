@@ -8,7 +8,7 @@ use tower_dedup::DedupKey;
 use tower_dedup::adapter::contract::{
     CallTerms, ClaimReply, CompleteReply, DedupAdapter, RenewReply, Token,
 };
-use tower_dedup::adapter::inspect::MaintenanceAdapter;
+use tower_dedup::adapter::maintenance::MaintenanceAdapter;
 
 use crate::case::Case;
 use crate::trace::Traced;

@@ -6,7 +6,7 @@
 /// | ability | for |
 /// |---|---|
 /// | `leases` | [`leases`](tower_dedup::adapter::contract::Abilities::leases) |
-/// | `maintenance` | `leases`, and a [`MaintenanceAdapter`](tower_dedup::adapter::inspect::MaintenanceAdapter) |
+/// | `maintenance` | `leases`, and a [`MaintenanceAdapter`](tower_dedup::adapter::maintenance::MaintenanceAdapter) |
 /// | `stored_data` | `maintenance` and [`stored_data`](tower_dedup::adapter::contract::Abilities::stored_data) |
 /// | `inspection` | `stored_data` and [`inspection`](tower_dedup::adapter::contract::Abilities::inspection) |
 /// | `fence` | `maintenance`, in a store behind a network: a [`RemoteStore`](crate::RemoteStore) |

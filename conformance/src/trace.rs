@@ -9,7 +9,7 @@ use tower_dedup::adapter::contract::{
     Abilities, CallTerms, ClaimReply, CompleteReply, Completion, DedupAdapter, RenewReply,
     StoreFuture,
 };
-use tower_dedup::adapter::inspect::{
+use tower_dedup::adapter::maintenance::{
     Entry, ForgetReply, ListFilter, Listing, MaintenanceAdapter, Stats,
 };
 use tower_dedup::{DedupKey, StoreError};

@@ -6,7 +6,7 @@ use super::contract::{
     Abilities, CallTerms, ClaimReply, CompleteReply, Completion, DedupAdapter, RenewReply,
     StoreFuture,
 };
-use super::inspect::{Entry, ForgetReply, ListFilter, Listing, MaintenanceAdapter, Stats};
+use super::maintenance::{Entry, ForgetReply, ListFilter, Listing, MaintenanceAdapter, Stats};
 use crate::error::StoreError;
 use crate::key::DedupKey;
 

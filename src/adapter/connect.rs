@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::inspect::MaintenanceAdapter;
+use super::maintenance::MaintenanceAdapter;
 use crate::error::{ConfigError, StoreError};
 
 /// Connects to the store that a URL names.

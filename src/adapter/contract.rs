@@ -7,7 +7,7 @@
 //! 3. All times are the store's. Deadlines are computed in the store, after any wait for a lock or a
 //!    connection. A key is expired when `expires_at <= now`.
 //! 4. A live lease is never expired, evicted or purged. A purge deletes a key
-//!    [`PURGE_GRACE`](super::inspect::PURGE_GRACE) after it has expired, and not before.
+//!    [`PURGE_GRACE`](super::maintenance::PURGE_GRACE) after it has expired, and not before.
 //! 5. A completion counts whoever holds the lease; renew and release need the token that holds it.
 //!    A [release](DedupAdapter::release) is a fence: no earlier call with its token has an effect after it.
 //! 6. Stored data comes with the duplicate, in the same call. A store may read it in a second step, after
@@ -23,14 +23,14 @@
 //! | a completion that inserted its row, repeated | [`Inserted`](CompleteReply::Inserted) again |
 //! | a completion of a row that another token has taken, then that token's | [`LeaseLost`](CompleteReply::LeaseLost), then [`Held`](CompleteReply::Held): the row keeps the token of its holder |
 //! | a completion of an incomplete row of another token that has expired | `LeaseLost`: its handler may have run. The row of a release or `forget` without a claim, and an expired complete row, count as missing: `Inserted` |
-//! | a renewal after a release or [`forget`](super::inspect::MaintenanceAdapter::forget) of any key | [`Lost`](RenewReply::Lost): both leave a row, an expired one if the key was not under a lease of the token |
+//! | a renewal after a release or [`forget`](super::maintenance::MaintenanceAdapter::forget) of any key | [`Lost`](RenewReply::Lost): both leave a row, an expired one if the key was not under a lease of the token |
 //! | a claim under a lease, repeated after lease and retention have ended, before another claim | its first reply |
 //! | a claim under a lease, repeated | starts the lease and the retention again |
 //! | a later claim that brings an event type | the type of the first claim stays |
 //! | a renewal or a completion with terms under [`OnClaim`](Permanence::OnClaim) | as with a lease of zero |
 //!
 //! A third party implements [`DedupAdapter`] for layers, and
-//! [`MaintenanceAdapter`](super::inspect::MaintenanceAdapter) for operators and purges. The conformance
+//! [`MaintenanceAdapter`](super::maintenance::MaintenanceAdapter) for operators and purges. The conformance
 //! suite, the package `tower-dedup-conformance`, tests both.
 
 use std::fmt;
@@ -189,7 +189,7 @@ pub trait DedupAdapter: Send + Sync + 'static {
     /// before it has an effect, however late it arrives at the store. The layer drops such a call before it
     /// releases, and a wrapper drops the inner call with its own. A store whose calls travel over a network
     /// gives each row a version that every write raises. A release writes in every case: it raises the version of a
-    /// row of others, keeps that row for [`PURGE_GRACE`](super::inspect::PURGE_GRACE) more, and leaves an expired row where
+    /// row of others, keeps that row for [`PURGE_GRACE`](super::maintenance::PURGE_GRACE) more, and leaves an expired row where
     /// there was none. A claim takes an existing row at the version that it has read, and only while its caller waits.
     ///
     /// # Errors
@@ -292,11 +292,11 @@ pub struct Abilities {
     /// duplicates: see [`Fetch`]. With a second identity it holds the digest of its event's key. Without this
     /// ability, a complete second identity makes every event a duplicate, and no record tells a replayed body.
     pub stored_data: bool,
-    /// The store implements [`list`](super::inspect::MaintenanceAdapter::list): it holds the names of its keys, and the
+    /// The store implements [`list`](super::maintenance::MaintenanceAdapter::list): it holds the names of its keys, and the
     /// [types](CallTerms::event_type_for) of their events.
     pub inspection: bool,
-    /// The store deletes expired keys by itself, [`PURGE_GRACE`](super::inspect::PURGE_GRACE) after they have expired:
-    /// [`purge`](super::inspect::MaintenanceAdapter::purge) has nothing to delete.
+    /// The store deletes expired keys by itself, [`PURGE_GRACE`](super::maintenance::PURGE_GRACE) after they have expired:
+    /// [`purge`](super::maintenance::MaintenanceAdapter::purge) has nothing to delete.
     pub expires_keys: bool,
     /// The store implements [`completion`](DedupAdapter::completion) and [`is_complete`](DedupAdapter::is_complete): a
     /// handler completes its events in its own transaction.

@@ -1,11 +1,11 @@
 //! Adapters: the stores that hold the keys.
 //!
-//! This module has the adapters and their options. [`contract`] is for authors of stores, and [`inspect`] for
+//! This module has the adapters and their options. [`contract`] is for authors of stores, and [`maintenance`] for
 //! operators: statistics, lists, `forget`.
 //!
 //! # Choosing a store at run time
 //!
-//! [`connect`] takes a URL and returns an `Arc<dyn `[`MaintenanceAdapter`](inspect::MaintenanceAdapter)`>`, which is an adapter for
+//! [`connect`] takes a URL and returns an `Arc<dyn `[`MaintenanceAdapter`](maintenance::MaintenanceAdapter)`>`, which is an adapter for
 //! every layer:
 //!
 //! ```
@@ -24,7 +24,7 @@
 pub(crate) mod around;
 mod connect;
 pub mod contract;
-pub mod inspect;
+pub mod maintenance;
 #[cfg(feature = "memory")]
 mod memory;
 #[cfg(feature = "postgres")]

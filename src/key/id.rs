@@ -48,7 +48,7 @@ pub struct DedupKey {
 
 impl DedupKey {
     /// Makes a key outside the layer: for
-    /// [`forget`](crate::adapter::inspect::MaintenanceAdapter::forget), a queue worker or a test.
+    /// [`forget`](crate::adapter::maintenance::MaintenanceAdapter::forget), a queue worker or a test.
     ///
     /// An id over 255 bytes is replaced by its SHA-256, as in the layer.
     ///

@@ -9,7 +9,9 @@ use crate::adapter::contract::{
     Abilities, CallTerms, ClaimReply, CompleteReply, Completion, DedupAdapter, Fetch, RenewReply,
     StoreFuture, TransactionAdapter,
 };
-use crate::adapter::inspect::{Entry, ForgetReply, ListFilter, Listing, MaintenanceAdapter, Stats};
+use crate::adapter::maintenance::{
+    Entry, ForgetReply, ListFilter, Listing, MaintenanceAdapter, Stats,
+};
 use crate::error::{StoreError, StoreErrorKind};
 use crate::key::DedupKey;
 

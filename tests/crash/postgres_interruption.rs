@@ -12,7 +12,7 @@ use tokio::sync::Semaphore;
 use tower::{Layer, Service, ServiceExt};
 use tower_dedup::adapter::PostgresAdapter;
 use tower_dedup::adapter::contract::{CallTerms, ClaimReply, DedupAdapter, Token};
-use tower_dedup::adapter::inspect::{ForgetReply, MaintenanceAdapter};
+use tower_dedup::adapter::maintenance::{ForgetReply, MaintenanceAdapter};
 use tower_dedup::ledger::Ledger;
 use tower_dedup::{DedupKey, DedupLayer, OnInFlight, StoreErrorKind};
 

@@ -12,7 +12,7 @@ use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection, Executor, PgPool};
 use tower::{Layer, Service, ServiceExt};
 use tower_dedup::adapter::contract::{CallTerms, DedupAdapter};
-use tower_dedup::adapter::inspect::MaintenanceAdapter;
+use tower_dedup::adapter::maintenance::MaintenanceAdapter;
 use tower_dedup::adapter::{PostgresAdapter, PostgresOptions};
 use tower_dedup::ledger::Transactional;
 use tower_dedup::{DedupHandle, DedupLayer, Delivery, OnInFlight};

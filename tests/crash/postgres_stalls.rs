@@ -8,7 +8,7 @@ use sqlx::postgres::PgPoolOptions;
 use sqlx::{Postgres, Transaction};
 use tokio::time::timeout;
 use tower_dedup::adapter::contract::{CallTerms, ClaimReply, DedupAdapter, RenewReply, Token};
-use tower_dedup::adapter::inspect::{ForgetReply, ListFilter, MaintenanceAdapter};
+use tower_dedup::adapter::maintenance::{ForgetReply, ListFilter, MaintenanceAdapter};
 use tower_dedup::adapter::{PostgresAdapter, PostgresOptions};
 use tower_dedup::{StoreError, StoreErrorKind};
 

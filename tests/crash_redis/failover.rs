@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tower_dedup::adapter::contract::DedupAdapter;
-use tower_dedup::adapter::inspect::MaintenanceAdapter;
+use tower_dedup::adapter::maintenance::MaintenanceAdapter;
 use tower_dedup::adapter::{RedisAdapter, RedisOptions};
 
 use super::load::{LedgerKind, Load, RECOVERED, Verdict, suspicions, until_suspected};

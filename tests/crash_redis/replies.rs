@@ -13,7 +13,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tower_dedup::StoreErrorKind;
 use tower_dedup::adapter::RedisAdapter;
 use tower_dedup::adapter::contract::{ClaimReply, DedupAdapter};
-use tower_dedup::adapter::inspect::MaintenanceAdapter;
+use tower_dedup::adapter::maintenance::MaintenanceAdapter;
 
 use support::redis::{Server, command, connection};
 use support::{FIRST, dedup_key, on_claim, terms};

@@ -15,7 +15,7 @@ use tower::ServiceExt;
 use tower_dedup::adapter::contract::{
     CallTerms, ClaimReply, CompleteReply, DedupAdapter, RenewReply, Token,
 };
-use tower_dedup::adapter::inspect::{ForgetReply, ListFilter, MaintenanceAdapter};
+use tower_dedup::adapter::maintenance::{ForgetReply, ListFilter, MaintenanceAdapter};
 use tower_dedup::adapter::{PostgresAdapter, PostgresOptions, SqliteAdapter};
 use tower_dedup::{CommitError, DedupKey, DedupLayer, Delivery};
 

@@ -24,7 +24,7 @@ use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePool};
 use tokio::sync::{Mutex, Notify};
 use tower::ServiceExt;
 use tower_dedup::adapter::contract::TransactionAdapter;
-use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
+use tower_dedup::adapter::maintenance::{KeyState, MaintenanceAdapter};
 use tower_dedup::adapter::{PostgresAdapter, SqliteAdapter};
 use tower_dedup::{BoxError, DedupKey, DedupLayer, Delivery, OnInFlight, key};
 

@@ -5,7 +5,7 @@ use std::time::SystemTime;
 use sqlx::{Connection, SqliteConnection};
 use tower_dedup::DedupKey;
 use tower_dedup::adapter::connect;
-use tower_dedup::adapter::inspect::ForgetReply;
+use tower_dedup::adapter::maintenance::ForgetReply;
 
 use super::programs::{example, piped};
 use super::quickstart::{payment, post, signature};

@@ -12,7 +12,7 @@ use http::{HeaderValue, Request, Response, StatusCode};
 use http_body::Frame;
 use http_body_util::{BodyExt, StreamBody};
 use tower::Layer;
-use tower_dedup::adapter::inspect::MaintenanceAdapter;
+use tower_dedup::adapter::maintenance::MaintenanceAdapter;
 use tower_dedup::{
     DedupKey, DedupLayer, KeyExtractor, Mode, OnMissingKey, Verified, key, provider,
 };

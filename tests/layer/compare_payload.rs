@@ -9,7 +9,7 @@ use sha2::Digest;
 use tower::Layer;
 use tower_dedup::adapter::MemoryAdapter;
 use tower_dedup::adapter::contract::{CallTerms, DedupAdapter, Fetch, Token};
-use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
+use tower_dedup::adapter::maintenance::{KeyState, MaintenanceAdapter};
 use tower_dedup::key::{self, Event, Extracted, Keys};
 use tower_dedup::testing::{Fault, StoreCall};
 use tower_dedup::{

@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tower::Layer;
 use tower_dedup::adapter::contract::{ClaimReply, DedupAdapter};
-use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
+use tower_dedup::adapter::maintenance::{KeyState, MaintenanceAdapter};
 use tower_dedup::ledger::OnArrival;
 use tower_dedup::testing::{Fault, StoreCall};
 use tower_dedup::{DedupHandle, DedupLayer, OnUnavailable, StoreError, StoreErrorKind};

@@ -9,7 +9,7 @@ use futures_util::future::join_all;
 use http::{Request, StatusCode};
 use tower::Layer;
 use tower_dedup::adapter::contract::{CallTerms, DedupAdapter, Fetch, Token};
-use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
+use tower_dedup::adapter::maintenance::{KeyState, MaintenanceAdapter};
 use tower_dedup::key::{self, Event, Extracted};
 use tower_dedup::testing::StoreCall;
 use tower_dedup::{DedupKey, DedupLayer, Delivery, KeyExtractor, OnInFlight};

@@ -10,7 +10,7 @@ use http_body_util::Full;
 use sqlx::sqlite::{SqliteConnectOptions, SqlitePoolOptions};
 use tower::{Layer, ServiceExt};
 use tower_dedup::adapter::contract::DedupAdapter;
-use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
+use tower_dedup::adapter::maintenance::{KeyState, MaintenanceAdapter};
 use tower_dedup::adapter::{MemoryAdapter, SqliteAdapter, SqliteOptions};
 use tower_dedup::internals::with_sqlite_bounds;
 use tower_dedup::testing::{Fault, StoreCall};

@@ -9,7 +9,7 @@ use http::{HeaderValue, Request, StatusCode};
 use http_body_util::{BodyExt, Full};
 use tower::{Layer, ServiceExt};
 use tower_dedup::adapter::MemoryAdapter;
-use tower_dedup::adapter::inspect::KeyState;
+use tower_dedup::adapter::maintenance::KeyState;
 use tower_dedup::testing::{Fault, StoreCall};
 use tower_dedup::{
     DedupAnswer, DedupLayer, KeyExtractor, Mode, OnInFlight, OnMismatch, OnMissingKey,

@@ -15,7 +15,7 @@ use sqlx::{Connection, Pool};
 use tower::util::BoxCloneSyncService;
 use tower::{Layer, ServiceExt};
 use tower_dedup::adapter::contract::{CallTerms, DedupAdapter, Token};
-use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
+use tower_dedup::adapter::maintenance::{KeyState, MaintenanceAdapter};
 use tower_dedup::{DedupKey, Delivery, OnInFlight, ResponseBody};
 
 use support::ledgers::{ArrivedIn, In, OnMemory, OnPostgres, OnSqlite, Place, Setup, Shared};

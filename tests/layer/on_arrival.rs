@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::sync::Semaphore;
 use tower::{Layer, ServiceExt};
 use tower_dedup::adapter::MemoryAdapter;
-use tower_dedup::adapter::inspect::MaintenanceAdapter;
+use tower_dedup::adapter::maintenance::MaintenanceAdapter;
 use tower_dedup::key::{self, Event, Extracted};
 use tower_dedup::testing::{Fault, StoreCall};
 use tower_dedup::{DedupLayer, KeyExtractor, OnInFlight, OnUnavailable};

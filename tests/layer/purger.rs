@@ -11,7 +11,7 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tower_dedup::adapter::Purging;
 use tower_dedup::adapter::contract::{CallTerms, ClaimReply, DedupAdapter, StoreFuture};
-use tower_dedup::adapter::inspect::{Entry, ForgetReply, MaintenanceAdapter, Stats};
+use tower_dedup::adapter::maintenance::{Entry, ForgetReply, MaintenanceAdapter, Stats};
 use tower_dedup::internals::purge;
 use tower_dedup::{DedupKey, StoreError, StoreErrorKind};
 

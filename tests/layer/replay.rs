@@ -14,7 +14,7 @@ use http_body_util::{BodyExt, Full, StreamBody};
 use tower::{Layer, ServiceExt};
 use tower_dedup::adapter::MemoryAdapter;
 use tower_dedup::adapter::contract::StoredData;
-use tower_dedup::adapter::inspect::KeyState;
+use tower_dedup::adapter::maintenance::KeyState;
 use tower_dedup::testing::{Fault, StoreCall};
 use tower_dedup::{BoxError, DedupAnswer, DedupLayer, Replay};
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use http::{HeaderValue, Request};
 use tower::Layer;
 use tower_dedup::adapter::MemoryAdapter;
-use tower_dedup::adapter::inspect::MaintenanceAdapter;
+use tower_dedup::adapter::maintenance::MaintenanceAdapter;
 use tower_dedup::key::{self, Event, Extracted};
 use tower_dedup::testing::Fault;
 use tower_dedup::{DedupKey, DedupLayer, KeyExtractor, Mode, OnMismatch};

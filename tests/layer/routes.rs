@@ -9,7 +9,7 @@ use axum::body::{Body, to_bytes};
 use axum::extract::{MatchedPath, Request};
 use axum::routing::{MethodRouter, post};
 use tower::ServiceExt;
-use tower_dedup::adapter::inspect::MaintenanceAdapter;
+use tower_dedup::adapter::maintenance::MaintenanceAdapter;
 use tower_dedup::ledger::Ledger;
 use tower_dedup::{
     CommitError, DedupLayer, Delivery, OnMissingKey, StoreError, StoreErrorKind, key, provider,

@@ -2,7 +2,7 @@
 
 use http::Request;
 use tower::Layer;
-use tower_dedup::adapter::inspect::{ForgetReply, KeyState, MaintenanceAdapter};
+use tower_dedup::adapter::maintenance::{ForgetReply, KeyState, MaintenanceAdapter};
 use tower_dedup::{DedupKey, key, provider};
 
 use crate::compare_payload::{DUPLICATE, RAN};

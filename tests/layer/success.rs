@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use http::{Request, Response, StatusCode};
 use tower::{Layer, service_fn};
-use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
+use tower_dedup::adapter::maintenance::{KeyState, MaintenanceAdapter};
 use tower_dedup::{DedupLayer, Disposition};
 
 use support::ledgers::Inner;

@@ -15,7 +15,7 @@ use tower::limit::ConcurrencyLimitLayer;
 use tower::{Layer, ServiceBuilder};
 use tower_dedup::adapter::MemoryAdapter;
 use tower_dedup::adapter::contract::{DedupAdapter, Fetch};
-use tower_dedup::adapter::inspect::{ForgetReply, KeyState, MaintenanceAdapter};
+use tower_dedup::adapter::maintenance::{ForgetReply, KeyState, MaintenanceAdapter};
 use tower_dedup::testing::{Fault, StoreCall, abandon, redeliver, redeliver_at_once};
 use tower_dedup::verify::VerifyLayer;
 use tower_dedup::{DedupAnswer, DedupLayer, OnInFlight, Replay, StoreErrorKind, provider, testing};

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use http::Request;
 use tower::{Layer, ServiceExt};
-use tower_dedup::adapter::inspect::MaintenanceAdapter;
+use tower_dedup::adapter::maintenance::MaintenanceAdapter;
 use tower_dedup::ledger::Ledger;
 use tower_dedup::{DedupLayer, KeyExtractor};
 

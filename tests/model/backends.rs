@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sqlx::Executor;
-use tower_dedup::adapter::inspect::MaintenanceAdapter;
+use tower_dedup::adapter::maintenance::MaintenanceAdapter;
 use tower_dedup::adapter::{MemoryAdapter, PostgresOptions, Purging, SqliteAdapter, SqliteOptions};
 use tower_dedup::internals::{with_postgres_bounds, with_sqlite_bounds};
 use tower_dedup_conformance::{SharedStore, Store};

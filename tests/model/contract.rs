@@ -1,7 +1,7 @@
 //! The model: replies and rows of one key, written from the text of the contract.
 
 use tower_dedup::adapter::contract::{CompleteReply, RenewReply};
-use tower_dedup::adapter::inspect::ForgetReply;
+use tower_dedup::adapter::maintenance::ForgetReply;
 
 use super::call::{Call, FOR_EVER, Terms};
 

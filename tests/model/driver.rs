@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 
 use futures_util::future::try_join_all;
 use tower_dedup::adapter::contract::{CallTerms, ClaimReply, Fetch, StoredData, Token};
-use tower_dedup::adapter::inspect::{Entry, KeyState, MaintenanceAdapter, PURGE_GRACE};
+use tower_dedup::adapter::maintenance::{Entry, KeyState, MaintenanceAdapter, PURGE_GRACE};
 use tower_dedup::{DedupKey, StoreError, StoreErrorKind};
 
 use super::call::{Call, FOR_EVER, Terms};

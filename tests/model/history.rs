@@ -21,7 +21,7 @@ use futures_util::future::join_all;
 use proptest::prelude::*;
 
 use tower_dedup::adapter::contract::RenewReply;
-use tower_dedup::adapter::inspect::ForgetReply;
+use tower_dedup::adapter::maintenance::ForgetReply;
 
 use super::backends::Backend;
 use super::call::{Call, KEYS, call};

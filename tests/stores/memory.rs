@@ -12,7 +12,7 @@ use tower_dedup::adapter::MemoryAdapter;
 use tower_dedup::adapter::contract::{
     CallTerms, ClaimReply, CompleteReply, DedupAdapter, StoredResponse, Token,
 };
-use tower_dedup::adapter::inspect::{MaintenanceAdapter, PURGE_GRACE};
+use tower_dedup::adapter::maintenance::{MaintenanceAdapter, PURGE_GRACE};
 use tower_dedup::{DedupKey, StoreError, StoreErrorKind};
 
 const KEYS: usize = 100_000;

@@ -7,7 +7,7 @@ use futures_util::future::join_all;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{AssertSqlSafe, Connection, PgConnection, PgPool};
 use tower_dedup::adapter::contract::{ClaimReply, DedupAdapter};
-use tower_dedup::adapter::inspect::{ListFilter, MaintenanceAdapter};
+use tower_dedup::adapter::maintenance::{ListFilter, MaintenanceAdapter};
 use tower_dedup::adapter::{PostgresAdapter, PostgresOptions};
 use tower_dedup::{DedupKey, StoreErrorKind};
 

@@ -6,7 +6,7 @@ use sqlx::postgres::PgConnectOptions;
 use tower_dedup::adapter::contract::{
     CallTerms, ClaimReply, CompleteReply, DedupAdapter, RenewReply, Token,
 };
-use tower_dedup::adapter::inspect::{Entry, ForgetReply, MaintenanceAdapter};
+use tower_dedup::adapter::maintenance::{Entry, ForgetReply, MaintenanceAdapter};
 use tower_dedup::adapter::{PostgresAdapter, PostgresOptions};
 
 use support::effects::{AT_A_GATE, Database, MINUTE, complete_in};

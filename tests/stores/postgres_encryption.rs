@@ -6,7 +6,7 @@ use std::sync::Arc;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions, PgSslMode};
 use tokio::net::{TcpListener, TcpStream};
 use tower_dedup::adapter::PostgresAdapter;
-use tower_dedup::adapter::inspect::MaintenanceAdapter;
+use tower_dedup::adapter::maintenance::MaintenanceAdapter;
 
 use support::log::Log;
 use support::postgres::Schema;

@@ -7,7 +7,7 @@ use sqlx::postgres::{PgPool, PgPoolOptions};
 use sqlx::{AssertSqlSafe, Connection, PgConnection, Row as _};
 use tower_dedup::StoreErrorKind;
 use tower_dedup::adapter::contract::{CallTerms, ClaimReply, DedupAdapter, Token};
-use tower_dedup::adapter::inspect::{KeyState, ListFilter, MaintenanceAdapter};
+use tower_dedup::adapter::maintenance::{KeyState, ListFilter, MaintenanceAdapter};
 use tower_dedup::adapter::{PostgresAdapter, PostgresOptions, Purging};
 use tower_dedup::internals::postgres_statements;
 

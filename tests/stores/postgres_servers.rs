@@ -8,7 +8,7 @@ use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection, PgPool};
 use tower_dedup::StoreErrorKind;
 use tower_dedup::adapter::contract::{ClaimReply, DedupAdapter};
-use tower_dedup::adapter::inspect::MaintenanceAdapter;
+use tower_dedup::adapter::maintenance::MaintenanceAdapter;
 use tower_dedup::adapter::{PostgresAdapter, PostgresOptions};
 
 use support::effects::Database;

@@ -7,7 +7,7 @@ use sqlx::{AssertSqlSafe, Executor, PgPool};
 use tower::Layer;
 use tower_dedup::StoreErrorKind;
 use tower_dedup::adapter::contract::{DedupAdapter, Fetch};
-use tower_dedup::adapter::inspect::{ForgetReply, MaintenanceAdapter};
+use tower_dedup::adapter::maintenance::{ForgetReply, MaintenanceAdapter};
 use tower_dedup::adapter::{PostgresAdapter, PostgresOptions};
 
 use support::effects::{Database, MINUTE, transactional, write};

@@ -6,7 +6,7 @@ use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection, PgPool};
 use tower_dedup::adapter::PostgresAdapter;
 use tower_dedup::adapter::contract::DedupAdapter;
-use tower_dedup::adapter::inspect::MaintenanceAdapter;
+use tower_dedup::adapter::maintenance::MaintenanceAdapter;
 
 use support::postgres::{fresh_name, shared};
 use support::{dedup_key, terms};

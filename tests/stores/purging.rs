@@ -13,7 +13,7 @@ use sqlx::{PgPool, SqlitePool};
 use tokio::runtime::{Handle, Runtime};
 use tower_dedup::StoreErrorKind;
 use tower_dedup::adapter::contract::{CallTerms, Token};
-use tower_dedup::adapter::inspect::{ForgetReply, MaintenanceAdapter, PURGE_GRACE};
+use tower_dedup::adapter::maintenance::{ForgetReply, MaintenanceAdapter, PURGE_GRACE};
 use tower_dedup::adapter::{
     PostgresAdapter, PostgresOptions, Purging, SqliteAdapter, SqliteOptions,
 };

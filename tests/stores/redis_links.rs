@@ -9,7 +9,7 @@ use tokio::runtime::Handle;
 use tokio::time::{sleep, timeout};
 use tower::Layer;
 use tower_dedup::adapter::contract::{ClaimReply, DedupAdapter};
-use tower_dedup::adapter::inspect::{ListFilter, MaintenanceAdapter};
+use tower_dedup::adapter::maintenance::{ListFilter, MaintenanceAdapter};
 use tower_dedup::adapter::{RedisAdapter, RedisOptions};
 use tower_dedup::{ConfigError, DedupLayer, StoreErrorKind};
 

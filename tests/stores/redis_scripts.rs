@@ -15,7 +15,7 @@ use tower_dedup::adapter::contract::{
     CallTerms, ClaimReply, CompleteReply, DedupAdapter, Fetch, RenewReply, StoreFuture,
     StoredResponse, Token,
 };
-use tower_dedup::adapter::inspect::{ForgetReply, ListFilter, MaintenanceAdapter};
+use tower_dedup::adapter::maintenance::{ForgetReply, ListFilter, MaintenanceAdapter};
 use tower_dedup::{DedupKey, DedupLayer, OnUnavailable, StoreErrorKind};
 
 use support::redis::{Server, command};

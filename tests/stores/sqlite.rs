@@ -7,7 +7,7 @@ use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, S
 use sqlx::{AssertSqlSafe, Connection, SqliteConnection, SqlitePool};
 use tower::Layer;
 use tower_dedup::adapter::contract::DedupAdapter;
-use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
+use tower_dedup::adapter::maintenance::{KeyState, MaintenanceAdapter};
 use tower_dedup::adapter::{SqliteAdapter, SqliteOptions};
 use tower_dedup::internals::sqlite_statements;
 use tower_dedup::{ConfigError, DedupLayer, StoreErrorKind};

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use sqlx::AssertSqlSafe;
 use sqlx::sqlite::{SqliteConnectOptions, SqlitePool};
 use tempfile::TempDir;
-use tower_dedup::adapter::inspect::{KeyState, ListFilter, MaintenanceAdapter};
+use tower_dedup::adapter::maintenance::{KeyState, ListFilter, MaintenanceAdapter};
 use tower_dedup::adapter::{Purging, SqliteAdapter, SqliteOptions};
 
 use support::list;

@@ -14,7 +14,7 @@ use tower::util::BoxCloneService;
 use tower_dedup::adapter::contract::{
     ClaimReply, CompleteReply, DedupAdapter, Fetch, StoredData, StoredResponse,
 };
-use tower_dedup::adapter::inspect::{ListFilter, MaintenanceAdapter};
+use tower_dedup::adapter::maintenance::{ListFilter, MaintenanceAdapter};
 use tower_dedup::adapter::{PostgresAdapter, PostgresOptions, SqliteAdapter};
 use tower_dedup::{DedupLayer, OnUnavailable, Replay, ResponseBody, StoreError, StoreErrorKind};
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 use http::{Request, Response};
 use tower::Service;
 use tower_dedup::adapter::contract::TransactionAdapter;
-use tower_dedup::adapter::inspect::MaintenanceAdapter;
+use tower_dedup::adapter::maintenance::MaintenanceAdapter;
 use tower_dedup::ledger::{Lease, Ledger, OnArrival, Transactional};
 use tower_dedup::{DedupLayer, KeyExtractor, Replay};
 use tower_dedup_conformance::Store;

@@ -43,7 +43,7 @@ use tower_dedup::adapter::MemoryAdapter;
 use tower_dedup::adapter::contract::{
     CallTerms, ClaimReply, CompleteReply, DedupAdapter, Fetch, StoredData, Token,
 };
-use tower_dedup::adapter::inspect::{KeyState, ListFilter, MaintenanceAdapter};
+use tower_dedup::adapter::maintenance::{KeyState, ListFilter, MaintenanceAdapter};
 use tower_dedup::testing::FaultyAdapter;
 use tower_dedup::{DedupKey, Delivery, KeyExtractor, StoreError, key};
 

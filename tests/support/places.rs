@@ -14,7 +14,7 @@ use sqlx::sqlite::{Sqlite as SqliteDatabase, SqliteConnectOptions, SqliteJournal
 use sqlx::{Executor, Pool, Transaction};
 use tempfile::TempDir;
 use tower_dedup::adapter::contract::{Completion, TransactionAdapter};
-use tower_dedup::adapter::inspect::MaintenanceAdapter;
+use tower_dedup::adapter::maintenance::MaintenanceAdapter;
 use tower_dedup::adapter::{
     MemoryAdapter, PostgresAdapter, PostgresOptions, Purging, RedisAdapter, RedisOptions,
     SqliteAdapter, SqliteOptions,

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use reqwest::Certificate;
 use tower_dedup::adapter::RedisAdapter;
-use tower_dedup::adapter::inspect::{Entry, MaintenanceAdapter};
+use tower_dedup::adapter::maintenance::{Entry, MaintenanceAdapter};
 use tower_dedup::redis::{Client, TlsCertificates};
 use tower_dedup::{DedupKey, StoreErrorKind};
 

@@ -13,7 +13,7 @@ use futures_util::FutureExt;
 use futures_util::future::join_all;
 use tower::ServiceExt;
 use tower_dedup::adapter::contract::{CallTerms, DedupAdapter, Token};
-use tower_dedup::adapter::inspect::{ForgetReply, KeyState, MaintenanceAdapter};
+use tower_dedup::adapter::maintenance::{ForgetReply, KeyState, MaintenanceAdapter};
 use tower_dedup::testing::{Fault, FaultyAdapter, StoreCall};
 use tower_dedup::{
     DedupKey, DedupLayer, Deduplicator, Delivery, OnInFlight, OnUnavailable, RunError, RunOutcome,

@@ -2,7 +2,7 @@
 
 use futures_util::future::join_all;
 use tower_dedup::DedupLayer;
-use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
+use tower_dedup::adapter::maintenance::{KeyState, MaintenanceAdapter};
 
 use super::fixture::{CONNECTIONS, Db, World, app, on_both, send, started};
 use support::places::{Postgres, Shared, Sqlite};

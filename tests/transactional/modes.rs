@@ -7,7 +7,7 @@ use axum::http::StatusCode;
 use axum::routing::post;
 use tower::ServiceExt;
 use tower_dedup::adapter::MemoryAdapter;
-use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
+use tower_dedup::adapter::maintenance::{KeyState, MaintenanceAdapter};
 use tower_dedup::{DedupLayer, Delivery, KeyExtractor, Mode, OnMissingKey, key};
 
 use super::fixture::{Db, World, app, nested, on_both, send};

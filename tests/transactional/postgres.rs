@@ -13,7 +13,7 @@ use tower::Layer;
 use tower::service_fn;
 use tower::util::BoxCloneSyncService;
 use tower_dedup::adapter::contract::DedupAdapter;
-use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
+use tower_dedup::adapter::maintenance::{KeyState, MaintenanceAdapter};
 use tower_dedup::adapter::{PostgresAdapter, PostgresOptions};
 use tower_dedup::{
     CommitError, CommitErrorKind, DedupLayer, Deduplicator, Delivery, ResponseBody, RunError,

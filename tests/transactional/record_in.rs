@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tower_dedup::adapter::contract::{CallTerms, ClaimReply, DedupAdapter, Token};
-use tower_dedup::adapter::inspect::{ForgetReply, MaintenanceAdapter};
+use tower_dedup::adapter::maintenance::{ForgetReply, MaintenanceAdapter};
 
 use super::fixture::Db;
 use support::places::{Postgres, Sqlite};

@@ -9,7 +9,7 @@ use sqlx::SqlitePool;
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions};
 use tower_dedup::adapter::SqliteAdapter;
 use tower_dedup::adapter::contract::{CallTerms, DedupAdapter, Token};
-use tower_dedup::adapter::inspect::KeyState;
+use tower_dedup::adapter::maintenance::KeyState;
 use tower_dedup::{CommitError, CommitErrorKind, Deduplicator, Delivery, RunError, RunOutcome};
 
 use super::fixture::Db;

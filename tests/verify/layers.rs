@@ -17,7 +17,7 @@ use hyper::body::Incoming;
 use tower::limit::ConcurrencyLimitLayer;
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_dedup::adapter::MemoryAdapter;
-use tower_dedup::adapter::inspect::MaintenanceAdapter;
+use tower_dedup::adapter::maintenance::MaintenanceAdapter;
 use tower_dedup::key::IntoKeyExtractor;
 use tower_dedup::verify::{Verifier, Verify, VerifyLayer};
 use tower_dedup::{Dedup, DedupKey, DedupLayer, KeyExtractor, Verified, key, provider};

@@ -10,7 +10,7 @@ use http::{HeaderName, HeaderValue, Request};
 use sha2::Sha256;
 use tower::ServiceExt;
 use tower_dedup::adapter::MemoryAdapter;
-use tower_dedup::adapter::inspect::MaintenanceAdapter;
+use tower_dedup::adapter::maintenance::MaintenanceAdapter;
 use tower_dedup::provider;
 use tower_dedup::verify::{Part, Refusal, Scheme, VerifierError, VerifyLayer};
 use tower_dedup::{DedupLayer, key};

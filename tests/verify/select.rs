@@ -14,7 +14,7 @@ use http::{Request, Response};
 use support::log::Log;
 use tower::ServiceExt;
 use tower_dedup::adapter::MemoryAdapter;
-use tower_dedup::adapter::inspect::MaintenanceAdapter;
+use tower_dedup::adapter::maintenance::MaintenanceAdapter;
 use tower_dedup::verify::{Part, Scheme, VerifyLayer};
 use tower_dedup::{BoxError, DedupLayer, key, provider};
 

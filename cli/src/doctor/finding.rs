@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 use serde_json::json;
-use tower_dedup::adapter::inspect::PURGE_GRACE;
+use tower_dedup::adapter::maintenance::PURGE_GRACE;
 
 use crate::failure::Failure;
 use crate::output::text;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tower_dedup::adapter::RedisAdapter;
 use tower_dedup::adapter::contract::{CallTerms, DedupAdapter, Token};
-use tower_dedup::adapter::inspect::{ListFilter, MaintenanceAdapter};
+use tower_dedup::adapter::maintenance::{ListFilter, MaintenanceAdapter};
 use tower_dedup::internals::{ask_primaries, in_one_line};
 use tower_dedup::redis::{Cmd, InfoDict, cmd, from_redis_value};
 use tower_dedup::{DedupKey, StoreError};

@@ -6,7 +6,7 @@ use futures_util::TryStreamExt;
 use serde_json::Value;
 use sqlx::{Connection, Executor, PgConnection};
 use tower_dedup::adapter::contract::ClaimReply;
-use tower_dedup::adapter::inspect::ListFilter;
+use tower_dedup::adapter::maintenance::ListFilter;
 
 use crate::command::{Ran, run_with};
 use crate::keys::{Place, fill};

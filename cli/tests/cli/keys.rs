@@ -10,7 +10,7 @@ use sqlx::{AssertSqlSafe, Connection, PgConnection};
 use tower_dedup::DedupKey;
 use tower_dedup::adapter;
 use tower_dedup::adapter::contract::{CallTerms, StoredResponse, Token};
-use tower_dedup::adapter::inspect::MaintenanceAdapter;
+use tower_dedup::adapter::maintenance::MaintenanceAdapter;
 
 use crate::command::{Ran, code_unread, doctor, execute, run, run_with, with};
 use support::postgres::Schema;

@@ -3,7 +3,7 @@
 use tower_dedup::StoreError;
 use tower_dedup::adapter::RedisAdapter;
 use tower_dedup::adapter::contract::DedupAdapter;
-use tower_dedup::adapter::inspect::{ListFilter, MaintenanceAdapter};
+use tower_dedup::adapter::maintenance::{ListFilter, MaintenanceAdapter};
 
 use crate::command::{Ran, doctor};
 use support::cluster::blocking;

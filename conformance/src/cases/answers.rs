@@ -3,7 +3,7 @@
 use tower_dedup::adapter::contract::{
     CallTerms, ClaimReply, CompleteReply, DedupAdapter, Fetch, RenewReply, Token,
 };
-use tower_dedup::adapter::inspect::{ForgetReply, KeyState, MaintenanceAdapter};
+use tower_dedup::adapter::maintenance::{ForgetReply, KeyState, MaintenanceAdapter};
 use tower_dedup::{DedupKey, StoreErrorKind};
 
 use crate::case::Case;

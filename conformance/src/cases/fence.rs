@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use tower_dedup::adapter::contract::{
     CallTerms, ClaimReply, CompleteReply, DedupAdapter, RenewReply,
 };
-use tower_dedup::adapter::inspect::{ForgetReply, MaintenanceAdapter, PURGE_GRACE};
+use tower_dedup::adapter::maintenance::{ForgetReply, MaintenanceAdapter, PURGE_GRACE};
 use tower_dedup::{DedupKey, StoreError};
 
 use crate::case::Case;

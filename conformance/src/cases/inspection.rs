@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tower_dedup::adapter::contract::{CallTerms, DedupAdapter, Token};
-use tower_dedup::adapter::inspect::{
+use tower_dedup::adapter::maintenance::{
     Entry, KeyState, ListFilter, MaintenanceAdapter, PURGE_GRACE, Stats,
 };
 use tower_dedup::{DedupKey, StoreErrorKind};

@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 use tower_dedup::adapter::contract::{
     CallTerms, ClaimReply, CompleteReply, DedupAdapter, RenewReply, Token,
 };
-use tower_dedup::adapter::inspect::{ForgetReply, MaintenanceAdapter, PURGE_GRACE};
+use tower_dedup::adapter::maintenance::{ForgetReply, MaintenanceAdapter, PURGE_GRACE};
 use tower_dedup::{DedupKey, StoreErrorKind};
 
 use crate::case::Case;

@@ -11,7 +11,7 @@ use tower_dedup::DedupKey;
 use tower_dedup::adapter::contract::{
     CallTerms, ClaimReply, CompleteReply, DedupAdapter, RenewReply,
 };
-use tower_dedup::adapter::inspect::{MaintenanceAdapter, PURGE_GRACE};
+use tower_dedup::adapter::maintenance::{MaintenanceAdapter, PURGE_GRACE};
 
 use crate::case::Case;
 use crate::driver::{

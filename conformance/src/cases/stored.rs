@@ -10,7 +10,7 @@ use http::{HeaderMap, HeaderValue, StatusCode};
 use tower_dedup::adapter::contract::{
     CallTerms, ClaimReply, CompleteReply, DedupAdapter, Fetch, StoredData, StoredResponse, Token,
 };
-use tower_dedup::adapter::inspect::{ForgetReply, MaintenanceAdapter};
+use tower_dedup::adapter::maintenance::{ForgetReply, MaintenanceAdapter};
 use tower_dedup::{DedupKey, StoreErrorKind};
 
 use crate::case::Case;

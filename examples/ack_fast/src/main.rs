@@ -47,7 +47,7 @@ use tokio::net::TcpListener;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tower_dedup::adapter::PostgresAdapter;
-use tower_dedup::adapter::inspect::MaintenanceAdapter;
+use tower_dedup::adapter::maintenance::MaintenanceAdapter;
 use tower_dedup::verify::VerifyLayer;
 use tower_dedup::{CommitError, DedupLayer, Delivery, provider};
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use sqlx::Row as _;
 use sqlx::mysql::MySqlRow;
 use tower_dedup::adapter::contract::{CallTerms, Token};
-use tower_dedup::adapter::inspect::{Entry, ForgetReply, KeyState, ListFilter, Listing, Stats};
+use tower_dedup::adapter::maintenance::{Entry, ForgetReply, KeyState, ListFilter, Listing, Stats};
 use tower_dedup::{DedupKey, StoreError, StoreErrorKind};
 
 use crate::TRIES;

@@ -17,7 +17,7 @@ use tower_dedup::adapter::contract::{
     Abilities, CallTerms, ClaimReply, CompleteReply, Completion, DedupAdapter, RenewReply,
     StoreFuture, TransactionAdapter,
 };
-use tower_dedup::adapter::inspect::{
+use tower_dedup::adapter::maintenance::{
     Entry, ForgetReply, ListFilter, Listing, MaintenanceAdapter, Stats,
 };
 use tower_dedup::{DedupKey, StoreError, StoreErrorKind};

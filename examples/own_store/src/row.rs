@@ -10,7 +10,7 @@ use tower_dedup::adapter::contract::{
     CallTerms, ClaimReply, CompleteReply, Fetch, Permanence, Seen, StoredData, StoredResponse,
     Token,
 };
-use tower_dedup::adapter::inspect::{Entry, KeyState};
+use tower_dedup::adapter::maintenance::{Entry, KeyState};
 use tower_dedup::{DedupKey, StoreError, StoreErrorKind};
 
 /// A row, as `sql/read.sql` returns it. Times are milliseconds since the Unix epoch.

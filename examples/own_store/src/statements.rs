@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tower_dedup::adapter::inspect::PURGE_GRACE;
+use tower_dedup::adapter::maintenance::PURGE_GRACE;
 
 /// The name of the table.
 pub(crate) const TABLE: &str = "webhook_deliveries";

@@ -107,7 +107,7 @@ use sqlx::{Postgres, Sqlite};
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout, timeout_at};
-use tower_dedup::adapter::inspect::MaintenanceAdapter;
+use tower_dedup::adapter::maintenance::MaintenanceAdapter;
 use tower_dedup::adapter::{self, PostgresAdapter, SqliteAdapter};
 use tower_dedup::ledger::Ledger;
 use tower_dedup::testing::{Fault, FaultyAdapter};

@@ -14,7 +14,7 @@ use super::clock::{Clock, ms};
 use super::row::{MemoryCall, MemoryRow};
 use super::shard::{Fingerprint, Shard};
 use crate::adapter::contract::{Abilities, DedupAdapter, StoreFuture};
-use crate::adapter::inspect::{Entry, ForgetReply, MaintenanceAdapter, PURGE_GRACE, Stats};
+use crate::adapter::maintenance::{Entry, ForgetReply, MaintenanceAdapter, PURGE_GRACE, Stats};
 use crate::adapter::replies::{ClaimReply, CompleteReply, RenewReply};
 use crate::adapter::terms::CallTerms;
 use crate::error::{StoreError, StoreErrorKind};

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, SystemTime};
 
-use super::super::inspect::{Entry, ForgetReply, KeyState, Stats};
+use super::super::maintenance::{Entry, ForgetReply, KeyState, Stats};
 use super::super::replies::{ClaimReply, CompleteReply, RenewReply, Seen};
 use super::super::stored::{Fetch, StoredData};
 use super::super::terms::{CallTerms, Permanence, Token};

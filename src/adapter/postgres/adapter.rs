@@ -87,7 +87,7 @@ impl PostgresAdapter {
     ///
     /// The adapter has [connections](PostgresOptions::connections) of its own, with the pool's hooks and connect options,
     /// which are closed with the pool. So only transactions of handlers take a connection of yours.
-    /// [`close`](crate::adapter::inspect::MaintenanceAdapter::close) leaves the pool open. For the size of the pool, see
+    /// [`close`](crate::adapter::maintenance::MaintenanceAdapter::close) leaves the pool open. For the size of the pool, see
     /// [Connections](crate::guide::production#connections).
     #[must_use]
     pub fn new(pool: PgPool) -> Self {

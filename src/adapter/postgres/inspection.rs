@@ -8,7 +8,9 @@ use sqlx::Row as _;
 use sqlx::postgres::PgRow;
 
 use super::super::contract::{Fetch, StoreFuture};
-use super::super::inspect::{Entry, ForgetReply, ListFilter, Listing, MaintenanceAdapter, Stats};
+use super::super::maintenance::{
+    Entry, ForgetReply, ListFilter, Listing, MaintenanceAdapter, Stats,
+};
 use super::super::sql::{Columns as _, SqlAdapter as _, TRIES, listing, ready, stats};
 use super::adapter::PostgresAdapter;
 use super::connections::{Fetched, Work};

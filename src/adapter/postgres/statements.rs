@@ -29,7 +29,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::super::inspect::PURGE_GRACE;
+use super::super::maintenance::PURGE_GRACE;
 use super::super::sql::statement::{render, statements};
 use super::super::sql::{COUNTED, PORTION};
 use super::options::PostgresOptions;

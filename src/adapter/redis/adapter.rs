@@ -8,7 +8,7 @@ use std::time::Duration;
 use redis::{Cmd, FromRedisValue, Value};
 
 use super::super::contract::{Abilities, DedupAdapter, StoreFuture};
-use super::super::inspect::ForgetReply;
+use super::super::maintenance::ForgetReply;
 use super::super::replies::{ClaimReply, CompleteReply, RenewReply, Seen};
 use super::super::stored::{Fetch, StoredData};
 use super::super::terms::{CallTerms, Permanence};
@@ -111,7 +111,7 @@ impl RedisAdapter {
         Ok(replies.map(|(address, reply)| (address, reply.map_err(error))).collect())
     }
 
-    /// Makes a row a fence row: see [`MaintenanceAdapter::forget`](super::super::inspect::MaintenanceAdapter::forget).
+    /// Makes a row a fence row: see [`MaintenanceAdapter::forget`](super::super::maintenance::MaintenanceAdapter::forget).
     pub(super) async fn forget_key(&self, key: &DedupKey) -> Result<ForgetReply, StoreError> {
         // The client of a cluster repeats a command by itself. So a row that has changed since it was read may have
         // changed by this call, and what is there now is a later delivery's.

@@ -15,7 +15,9 @@ use futures_util::{StreamExt, TryStreamExt, stream};
 use redis::{FromRedisValue, Value};
 
 use super::super::contract::StoreFuture;
-use super::super::inspect::{Entry, ForgetReply, ListFilter, Listing, MaintenanceAdapter, Stats};
+use super::super::maintenance::{
+    Entry, ForgetReply, ListFilter, Listing, MaintenanceAdapter, Stats,
+};
 use super::super::stored::Fetch;
 use super::adapter::{RedisAdapter, unreadable};
 use super::errors::Failure;

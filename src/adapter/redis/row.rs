@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use super::super::inspect::{Entry, KeyState};
+use super::super::maintenance::{Entry, KeyState};
 use super::super::stored::{StoredData, StoredResponse};
 use crate::error::{StoreError, StoreErrorKind};
 

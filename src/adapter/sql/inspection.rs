@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::super::inspect::{Entry, Listing, Stats};
+use super::super::maintenance::{Entry, Listing, Stats};
 use super::row::{Columns, Row};
 use crate::error::BoxError;
 use crate::key::DedupKey;

@@ -7,7 +7,7 @@ use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 use super::super::contract::StoreFuture;
-use super::super::inspect::{MaintenanceAdapter, Stats};
+use super::super::maintenance::{MaintenanceAdapter, Stats};
 use crate::error::{ConfigError, StoreError, StoreErrorKind, check};
 use crate::observe;
 
@@ -19,7 +19,7 @@ const FIRST_RETRY: Duration = Duration::from_secs(1);
 /// How long one statement may take.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// How often expired keys are deleted, an hour ([`PURGE_GRACE`](super::super::inspect::PURGE_GRACE)) after they have expired. A
+/// How often expired keys are deleted, an hour ([`PURGE_GRACE`](super::super::maintenance::PURGE_GRACE)) after they have expired. A
 /// SQL adapter does so by itself, in the background.
 ///
 /// The first call of an adapter starts a task on the runtime of that call. The task ends with the
@@ -61,7 +61,7 @@ impl Purging {
     }
 
     /// Deletes nothing. Expired keys stay until you purge: see
-    /// [`MaintenanceAdapter::purge`](super::super::inspect::MaintenanceAdapter::purge).
+    /// [`MaintenanceAdapter::purge`](super::super::maintenance::MaintenanceAdapter::purge).
     pub const fn off() -> Self {
         Self { every: None, ..Self::new() }
     }

@@ -17,7 +17,7 @@ use super::super::contract::{
     CallTerms, ClaimReply, CompleteReply, Fetch, Permanence, Seen, StoredData, StoredResponse,
     Token,
 };
-use super::super::inspect::{Entry, ForgetReply, KeyState};
+use super::super::maintenance::{Entry, ForgetReply, KeyState};
 use crate::error::{StoreError, StoreErrorKind};
 
 /// Declares [`Columns`], with one method for each type of a column.

@@ -26,7 +26,7 @@ use super::super::contract::{
     Abilities, CallTerms, ClaimReply, CompleteReply, Completion, DedupAdapter, Fetch, RenewReply,
     StoreFuture,
 };
-use super::super::inspect::MaintenanceAdapter;
+use super::super::maintenance::MaintenanceAdapter;
 use super::batch::{Call, Kind, RowExecutor, RowReply, execute_batch, missing_reply};
 use super::options::SqlOptions;
 use super::purge::{Purging, is_clock_paused};

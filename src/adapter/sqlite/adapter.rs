@@ -106,7 +106,7 @@ impl SqliteAdapter {
     /// Returns an adapter over a pool of yours, on the file that your service uses anyway.
     ///
     /// The pool's settings stay as they are: see [Your own pool](#your-own-pool). Renewals need a connection too.
-    /// [`close`](crate::adapter::inspect::MaintenanceAdapter::close) leaves the pool open.
+    /// [`close`](crate::adapter::maintenance::MaintenanceAdapter::close) leaves the pool open.
     #[must_use]
     pub fn new(pool: SqlitePool) -> Self {
         Self::with_options(pool, SqliteOptions::new())
@@ -194,7 +194,7 @@ impl fmt::Debug for SqliteAdapter {
 #[cfg(test)]
 mod tests {
     use super::super::super::contract::{DedupAdapter, Fetch};
-    use super::super::super::inspect::PURGE_GRACE;
+    use super::super::super::maintenance::PURGE_GRACE;
     use super::super::store::RESPONSE_READS;
     use super::super::write_lock::locks_of;
     use super::*;

@@ -5,7 +5,9 @@ use sqlx::Row as _;
 use sqlx::sqlite::SqliteRow;
 
 use super::super::contract::{Fetch, StoreFuture};
-use super::super::inspect::{Entry, ForgetReply, ListFilter, Listing, MaintenanceAdapter, Stats};
+use super::super::maintenance::{
+    Entry, ForgetReply, ListFilter, Listing, MaintenanceAdapter, Stats,
+};
 use super::super::sql::statement::query;
 use super::super::sql::{Columns as _, SqlAdapter as _, listing, ready, stats};
 use super::adapter::SqliteAdapter;

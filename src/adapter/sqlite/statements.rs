@@ -9,7 +9,7 @@
 
 use std::sync::Arc;
 
-use super::super::inspect::PURGE_GRACE;
+use super::super::maintenance::PURGE_GRACE;
 use super::super::sql::statement::{render, statements};
 use super::super::sql::{COUNTED, PORTION};
 
@@ -22,7 +22,7 @@ const NOW: &str = "CAST(round(unixepoch('subsec') * 1000) AS INTEGER)";
 /// When the event of a claim was handled: now, or at the time in `?1`, which is not later.
 const HANDLED_AT: &str = "min(coalesce(value ->> 10, {now}), {now})";
 
-/// The state of a row, with the names of [`KeyState`](super::super::inspect::KeyState). `now` is a column.
+/// The state of a row, with the names of [`KeyState`](super::super::maintenance::KeyState). `now` is a column.
 const STATE: &str = "CASE
     WHEN completed_at IS NULL AND token IS NOT NULL AND lease_until > now THEN 'in-flight'
     WHEN expires_at <= now THEN 'expired'

@@ -8,7 +8,7 @@ use http::{Request, Response};
 use http_body_util::Full;
 use tower::util::{BoxCloneService, BoxCloneSyncService};
 use tower_dedup::adapter::contract::DedupAdapter;
-use tower_dedup::adapter::inspect::MaintenanceAdapter;
+use tower_dedup::adapter::maintenance::MaintenanceAdapter;
 use tower_dedup::adapter::{MemoryAdapter, SqliteAdapter};
 use tower_dedup::key::KeyPart;
 use tower_dedup::ledger::{Lease, OnArrival};

@@ -8,7 +8,7 @@ use axum::middleware::{Next, from_fn};
 use bytes::Bytes;
 use http_body_util::Full;
 use tower::{Layer, ServiceBuilder};
-use tower_dedup::adapter::inspect::MaintenanceAdapter;
+use tower_dedup::adapter::maintenance::MaintenanceAdapter;
 use tower_dedup::{DedupLayer, Verified, key};
 
 use super::{BODY, Handler, dedup, delivers_once, duplicate, full, handled, send};

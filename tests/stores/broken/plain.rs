@@ -12,7 +12,7 @@ use tower_dedup::adapter::contract::{
     Abilities, CallTerms, ClaimReply, CompleteReply, DedupAdapter, Permanence, RenewReply, Seen,
     StoreFuture,
 };
-use tower_dedup::adapter::inspect::{Entry, ForgetReply, MaintenanceAdapter, Stats};
+use tower_dedup::adapter::maintenance::{Entry, ForgetReply, MaintenanceAdapter, Stats};
 use tower_dedup::{DedupKey, StoreError, StoreErrorKind};
 use tower_dedup_conformance::{RemoteStore, Store};
 

@@ -11,7 +11,7 @@ use tower_dedup::adapter::contract::{
     Abilities, CallTerms, ClaimReply, CompleteReply, DedupAdapter, Fetch, RenewReply, StoreFuture,
     StoredData,
 };
-use tower_dedup::adapter::inspect::{Entry, ForgetReply, KeyState, MaintenanceAdapter, Stats};
+use tower_dedup::adapter::maintenance::{Entry, ForgetReply, KeyState, MaintenanceAdapter, Stats};
 use tower_dedup::{DedupKey, StoreError, StoreErrorKind};
 use tower_dedup_conformance::Store;
 

@@ -24,7 +24,7 @@ use axum::routing::{get, post};
 use axum::{Form, Router};
 use serde::Deserialize;
 use tokio::time::timeout;
-use tower_dedup::adapter::inspect::{Entry, KeyState, ListFilter, MaintenanceAdapter};
+use tower_dedup::adapter::maintenance::{Entry, KeyState, ListFilter, MaintenanceAdapter};
 use tower_dedup::testing::Fault;
 use tower_dedup::{DedupKey, Mode, provider};
 use tower_http::csrf::CsrfLayer;
