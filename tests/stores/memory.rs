@@ -104,7 +104,7 @@ fn purge_frees_memory_in_every_cycle() {
 #[test]
 fn insertions_reuse_the_memory_of_expired_keys() {
     const FEW: usize = KEYS / 4;
-    // Shards fill unevenly: with a tenth of room, one run in 200 would fill a shard. in every cycle.
+    // Shards fill unevenly, in every cycle.
     let adapter = MemoryAdapter::with_capacity(FEW + FEW / 8);
     let fill = |start: usize| {
         let info = measure(|| {
