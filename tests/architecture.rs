@@ -47,8 +47,8 @@ const LEVELS: &[(&str, &str)] = &[
     ("verify", "error < public_url < received < key < adyen data twilio < verifier < layer sign"),
     (
         "layer",
-        "mode < policy body gate paths < config < answer handle < builder < delivery < admit \
-         < service",
+        "mode < policy body gate paths < config < answer handle < builder stored < request < delivery \
+         < shadow < admit < service",
     ),
 ];
 

@@ -4,7 +4,6 @@
 //! task at its first wait. Until `start`, the request has claimed nothing, so it can be dropped at any time.
 
 use std::future::Future;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -24,14 +23,11 @@ use super::answer::{self, Ending, panic_message};
 use super::body::{BODY_LIMIT, raise_limit_of_axum};
 use super::body::{BodyFault, ResponseBody};
 use super::builder::DedupLayer;
-use super::delivery::{Judged, Run};
 use super::gate::Permit;
 use super::mode::Mode;
-use super::policy::{OnMissingKey, Verified};
-use crate::adapter::Payloads;
+use super::request::{NOT_VERIFIED, Run, caught};
 use crate::delivery::{Delivery, Verdict};
-use crate::error::{KeyError, KeyErrorKind};
-use crate::key::{DedupKey, Extracted, Keys, RequestRef};
+use crate::error::KeyErrorKind;
 use crate::ledger::RunsWithoutKey;
 use crate::observe::{self, DedupAnswer, Outcome};
 
@@ -158,33 +154,18 @@ where
 
     /// Starts a delivery in shadow, whatever is wrong with it.
     fn observe(mut self: Box<Self>, cx: &mut Context<'_>) -> Dispatch<ResBody, S::Error> {
-        let is_verified = self.is_verified();
-        let (keys, payloads, fault) = self.read_leniently();
-        (self.keys, self.payloads) = (keys, payloads);
-        if self.keys.is_empty() && fault.is_none() && is_verified {
+        let fault = self.read_in_shadow();
+        if self.keys.is_empty() && fault.is_none() {
             self.report.emit(Outcome::Bypass, &[], &self.layer.config.meters);
             return self.forward();
         }
         if self.is_nested(Delivery::is_judged) {
             return self.forward_nested();
         }
-        // Under `Enforce`, a faulty request is refused before it takes a permit.
-        let verdict = if !is_verified {
-            Some(Verdict::Unverified)
-        } else if fault.is_some() {
-            Some(Verdict::NoKey)
-        } else {
-            self.permit = self.layer.gate.running.try_acquire();
-            self.permit.is_none().then_some(Verdict::Overloaded)
-        };
-        self.report.error = match verdict {
-            Some(Verdict::Unverified) => Some(NOT_VERIFIED.into()),
-            Some(Verdict::Overloaded) => Some(self.layer.gate.load().into()),
-            _ => fault.map(Into::into),
-        };
-        self.judged = Judged::InShadow(verdict);
+        let refused = self.admit_in_shadow(fault);
         self.open_span();
-        self.start(cx)
+        let (layer, span) = (Arc::clone(&self.layer), self.report.span.clone());
+        run_detached(Box::pin(self.to_the_end_in_shadow(refused)), layer, span, cx)
     }
 
     /// Calls the inner service as if the layer were not there, except that a handler which takes a
@@ -246,117 +227,10 @@ impl<S, L, B> Run<S, L, B> {
         self.report(outcome, &ending);
         ending
     }
-
-    /// Reports how the request has ended.
-    pub(super) fn report<R, E>(&mut self, outcome: Outcome, ending: &Ending<R, E>) {
-        let config = &self.layer.config;
-        if outcome == Outcome::Overloaded {
-            self.report.error = Some(self.layer.gate.load().into());
-        }
-        if let Ok(Ok(response)) = ending {
-            self.report.status = Some(response.status());
-        }
-        self.report.emit(outcome, self.judged.logged(&self.keys), &config.meters);
-    }
-
-    fn request_ref(&self) -> RequestRef<'_> {
-        RequestRef::new(&self.head, &self.body)
-    }
-
-    /// Opens the span of the delivery, which the rest of its work enters.
-    fn open_span(&mut self) {
-        self.report.open_span(self.judged.logged(&self.keys), &self.layer.config.meters);
-    }
-
-    /// Returns `true` if an outer layer runs this delivery. This layer would find the event in flight
-    /// or complete.
-    fn is_nested(&self, runs: fn(&Delivery, &DedupKey) -> bool) -> bool {
-        let outer = self.head.extensions.get::<Delivery>();
-        let mut events = self.keys.events().iter();
-        outer.is_some_and(|outer| events.any(|event| runs(outer, event.key())))
-    }
-
-    /// Returns `true` if the request is verified, or need not be.
-    fn is_verified(&self) -> bool {
-        !self.layer.config.require_verified || self.head.extensions.get::<Verified>().is_some()
-    }
-
-    fn request_keys(&self) -> Result<(Keys, Option<Payloads>), KeyError> {
-        let keys = self.extract()?;
-        let payloads = self.payloads(&keys)?;
-        // A background write may hold the keys, and must not hold the body.
-        Ok((keys.without_payloads(), payloads))
-    }
-
-    /// Reads a request in shadow, and returns the fault of its keys too.
-    fn read_leniently(&self) -> (Keys, Option<Payloads>, Option<KeyError>) {
-        let (keys, fault) = self.extract_leniently();
-        let payloads = fault.map_or_else(|| caught(|| self.payloads(&keys)), Err);
-        let (payloads, fault) = payloads.map_or_else(|fault| (None, Some(fault)), |it| (it, None));
-        (keys.without_payloads(), payloads, fault)
-    }
-
-    /// Returns the keys of a request that reaches the handler whatever is wrong with them. If there is a
-    /// fault, returns the fault and the digest of the body as the key, unless the body is empty.
-    fn extract_leniently(&self) -> (Keys, Option<KeyError>) {
-        match caught(|| self.extract()) {
-            Ok(keys) => (keys, None),
-            Err(fault) => {
-                let digest = caught(|| self.layer.config.key.body_digest(&self.request_ref()));
-                (digest.unwrap_or_else(|_| Keys::none()), Some(fault))
-            }
-        }
-    }
-
-    /// Returns the keys, or [`Keys::none`] for a request that reaches the handler without one.
-    fn extract(&self) -> Result<Keys, KeyError> {
-        let config = &self.layer.config;
-        let request = self.request_ref();
-        match config.key.read(&request)? {
-            Extracted::Keys(keys) => Ok(keys),
-            Extracted::Bypass => Ok(Keys::none()),
-            Extracted::Missing => match config.on_missing_key {
-                OnMissingKey::Reject => Err(KeyError::new(KeyErrorKind::Missing, "the key")),
-                OnMissingKey::PassThrough => Ok(Keys::none()),
-            },
-        }
-    }
-
-    /// Refuses too many keys. Returns the SHA-256 of each event's payload, if the layer compares payloads. In a
-    /// multi-event delivery a payload is the event's own bytes; an event whose bytes the extractor does not name is
-    /// not compared.
-    fn payloads(&self, keys: &Keys) -> Result<Option<Payloads>, KeyError> {
-        let (config, events) = (&self.layer.config, keys.events());
-        if keys.identity_count() > config.max_keys {
-            return Err(KeyError::new(KeyErrorKind::TooMany, "the request"));
-        }
-        let Some(part) = &config.compare_payload else { return Ok(None) };
-        let mut payloads = Vec::with_capacity(events.len());
-        for event in events {
-            let Some(bytes) = event.payload().or((!keys.is_multi_event()).then_some(&self.body))
-            else {
-                continue;
-            };
-            let digest = part.sha256(&RequestRef::new(&self.head, bytes))?;
-            payloads.push((event.key().clone(), digest));
-        }
-        // If two events have one key, the second is a duplicate of the first.
-        payloads.sort_by(|(one, _), (other, _)| one.cmp(other));
-        payloads.dedup_by(|(later, _), (earlier, _)| later == earlier);
-        Ok(Some(payloads.into()))
-    }
 }
 
 const TWO_DEMANDS: &str = "an outer layer demands a commit of its own event: put both keys into one layer, as key and \
                            alias, or set this layer to shadow";
-const NOT_VERIFIED: &str = "the request has no extension `Verified`";
-
-/// Returns an error if `read` panics: a closure of the key must not replace the response by its panic, and the
-/// delivery has its log record.
-fn caught<T>(read: impl FnOnce() -> Result<T, KeyError>) -> Result<T, KeyError> {
-    let panicked = |_| Err(KeyError::new(KeyErrorKind::Panicked, "the key"));
-    catch_unwind(AssertUnwindSafe(read)).unwrap_or_else(panicked)
-}
 
 /// Polls a delivery once, and moves it to a task if it waits.
 fn run_detached<L: 'static, B: 'static, R: Send + 'static, E: Send + 'static>(

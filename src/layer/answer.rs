@@ -12,11 +12,19 @@ use http::{HeaderName, Response};
 
 use super::body::ResponseBody;
 use super::config::{Config, WithoutResponse};
-use crate::adapter::contract::StoredResponse;
-use crate::observe::DedupAnswer;
+use crate::adapter::contract::{Seen, StoredResponse};
+use crate::observe::{DedupAnswer, Outcome};
 
 /// How a request ends for its caller: in a response, or in an error or a panic of the inner service.
 pub(super) type Ending<B, E> = thread::Result<Result<Response<ResponseBody<B>>, E>>;
+
+/// How a delivery ends, for its log record and for its caller.
+pub(super) type Ended<B, E> = (Outcome, Ending<B, E>);
+
+/// Returns the ending of a delivery that the layer answers.
+pub(super) fn ended<B, E>(outcome: Outcome, config: &Config) -> Ended<B, E> {
+    (outcome, own(outcome.answer(), config))
+}
 
 /// Returns an answer of the layer's own.
 pub(super) fn own<B, E>(answer: DedupAnswer, config: &Config) -> Ending<B, E> {
@@ -34,8 +42,18 @@ pub(super) fn own<B, E>(answer: DedupAnswer, config: &Config) -> Ending<B, E> {
     dressed(response, Some(answer), config)
 }
 
+/// Returns the answer to a delivery of which every event is complete.
+pub(super) fn known<B, E>(seen: &Seen, config: &Config) -> Ending<B, E> {
+    let stored = seen.stored.as_ref().and_then(|stored| stored.response.as_deref());
+    match (stored, config.without_response) {
+        (Some(response), _) => replayed(response, config),
+        (None, WithoutResponse::Empty(_)) => own(DedupAnswer::Duplicate, config),
+        (None, WithoutResponse::Refuse) => own(DedupAnswer::ResponseNotStored, config),
+    }
+}
+
 /// Returns the stored response to the first delivery of an event.
-pub(super) fn replayed<B, E>(stored: &StoredResponse, config: &Config) -> Ending<B, E> {
+fn replayed<B, E>(stored: &StoredResponse, config: &Config) -> Ending<B, E> {
     let mut response = Response::new(stored.body.clone());
     *response.status_mut() = stored.status;
     *response.headers_mut() = stored.headers.clone();

@@ -147,19 +147,22 @@ impl Config {
             || (method == Method::HEAD && self.methods.contains(&Method::GET))
     }
 
+    /// Returns what a claim fetches of the stored data.
+    pub(super) fn fetch(&self) -> Fetch {
+        match (&self.replay, &self.compare_payload) {
+            (Some(_), _) => Fetch::DigestAndResponse,
+            (None, Some(_)) => Fetch::Digest,
+            (None, None) => Fetch::Nothing,
+        }
+    }
+
     /// Makes the calls of one delivery, with a token of its own.
     pub(super) fn calls(
         &self,
         ledger: &AnyLedger,
         payloads: Option<&Payloads>,
-        in_shadow: bool,
+        fetch: Fetch,
     ) -> Calls {
-        let fetch = match (&self.replay, &self.compare_payload) {
-            // In shadow, an unreadable response must not hide the verdict.
-            (Some(_), _) if !in_shadow => Fetch::DigestAndResponse,
-            (_, Some(_)) => Fetch::Digest,
-            (_, None) => Fetch::Nothing,
-        };
         // A response to be stored is read after the handler has returned.
         let after = if self.replay.is_some() { self.body_timeout } else { Duration::ZERO };
         let mut calls = ledger.calls(&self.times, after, &self.meters);

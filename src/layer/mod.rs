@@ -6,10 +6,12 @@
 //! |---|---|---|
 //! | take the ready inner service | `Dedup::call` | `service` |
 //! | buffer the body | `ResponseFuture::poll` | `service`, `body` |
-//! | read the keys, take a permit | `Run::dispatch` | `admit`, `gate` |
+//! | read the keys, take a permit | `Run::dispatch` | `admit`, `request`, `gate` |
 //! | start the delivery; move it to a task at its first wait | `Run::start` | `admit` |
 //! | claim, wait, handle, settle, answer | `Run::to_the_end` | `delivery`, `answer`, and [`run`](crate::run) |
 //! | return the response or the error, or resume the panic | `ResponseFuture::poll` | `service` |
+//!
+//! In [`Mode::Shadow`], `shadow` has the fifth step: `Run::to_the_end_in_shadow`.
 //!
 //! `run` and `delivery` say what happens if a future is dropped on this way.
 //!
@@ -45,7 +47,10 @@ mod handle;
 mod mode;
 mod paths;
 mod policy;
+mod request;
 mod service;
+mod shadow;
+mod stored;
 
 pub use body::ResponseBody;
 #[cfg(feature = "verify")]

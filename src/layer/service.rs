@@ -19,7 +19,7 @@ use tower_service::Service;
 use super::admit::{Dispatch, EndingFuture};
 use super::body::{Collect, ResponseBody};
 use super::builder::DedupLayer;
-use super::delivery::Run;
+use super::request::Run;
 use crate::error::{BoxError, valid};
 use crate::ledger::Ledger;
 

@@ -1,0 +1,190 @@
+//! [`Run`]: a request, its keys, and its log record.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{header, request};
+
+use super::answer::{self, Ending};
+use super::builder::DedupLayer;
+use super::gate::Permit;
+use super::paths::LAST_PATHS;
+use super::policy::{OnMissingKey, Verified};
+use crate::adapter::Payloads;
+use crate::delivery::{Delivery, RetryAfterOfLayer};
+use crate::error::{KeyError, KeyErrorKind};
+use crate::key::{DedupKey, Event, Extracted, Keys, RequestRef};
+use crate::observe::{self, Outcome, Report};
+
+/// A request, and the delivery that it becomes.
+pub(super) struct Run<S, L, B> {
+    /// Ready, except while the delivery waits for another delivery.
+    pub(super) inner: S,
+    /// Taken when the handler is called, with the body.
+    pub(super) head: request::Parts,
+    /// Empty until it was read.
+    pub(super) body: Bytes,
+    /// Empty until they were extracted, and of a request without a key.
+    pub(super) keys: Keys,
+    /// The digests of the payloads, if the layer compares payloads.
+    pub(super) payloads: Option<Payloads>,
+    /// Log records may name the keys: they are valid, and the request is verified if it has to be.
+    pub(super) logs_keys: bool,
+    pub(super) layer: Arc<DedupLayer<L, B>>,
+    /// `None` while the delivery waits, and in shadow after a fault or if none was free.
+    pub(super) permit: Option<Permit>,
+    pub(super) report: Report,
+}
+
+impl<S, L, B> Run<S, L, B> {
+    /// Boxed once, because each step takes it by value.
+    pub(super) fn new(inner: S, head: request::Parts, layer: Arc<DedupLayer<L, B>>) -> Box<Self> {
+        Box::new(Self {
+            inner,
+            head,
+            body: Bytes::new(),
+            keys: Keys::none(),
+            payloads: None,
+            logs_keys: true,
+            layer,
+            permit: None,
+            report: Report::started_now(),
+        })
+    }
+
+    /// Opens the span of the delivery, which the rest of its work enters.
+    pub(super) fn open_span(&mut self) {
+        let keys = if self.logs_keys { self.keys.events() } else { &[] };
+        self.report.open_span(keys, &self.layer.config.meters);
+    }
+
+    /// Reports how the request has ended.
+    pub(super) fn report<R, E>(&mut self, outcome: Outcome, ending: &Ending<R, E>) {
+        let config = &self.layer.config;
+        if outcome == Outcome::Overloaded {
+            self.report.error = Some(self.layer.gate.load().into());
+        }
+        if let Ok(Ok(response)) = ending {
+            self.report.status = Some(response.status());
+        }
+        let keys = if self.logs_keys { self.keys.events() } else { &[] };
+        self.report.emit(outcome, keys, &config.meters);
+    }
+
+    /// Reports a delivery that runs.
+    pub(super) fn report_run(&mut self, delivery: &Delivery) {
+        // Set before the handler runs: under the on-arrival ledger, a delivery of this event on another
+        // path is a duplicate from now on.
+        LAST_PATHS.insert(delivery.keys(), self.head.uri.path());
+        self.report.attempt = Some((delivery.attempt(), delivery.is_takeover()));
+    }
+
+    /// Reports that every event is complete, and whether the first one was handled on another path.
+    pub(super) fn report_known(&mut self, age: Duration) {
+        self.report.age = Some(age);
+        let (meters, key) = (&self.layer.config.meters, self.keys.first());
+        if LAST_PATHS.is_elsewhere(key, self.head.uri.path()) && meters.counts_other_path() {
+            observe::records::other_path(meters, key);
+        }
+    }
+
+    /// Wakes the deliveries that wait for these events.
+    pub(super) fn wake_waiters(&self, delivery: &Delivery) {
+        self.layer.gate.waiters.wake(delivery.events().iter().flat_map(Event::identities));
+    }
+
+    /// Replaces the `Retry-After` of a rejection by that of the layer.
+    pub(super) fn set_retry_after<R, E>(&self, ending: &mut Ending<R, E>) {
+        if let Ok(Ok(response)) = ending
+            && response.extensions_mut().remove::<RetryAfterOfLayer>().is_some()
+        {
+            let seconds = answer::seconds(self.layer.config.retry_after_unavailable);
+            response.headers_mut().insert(header::RETRY_AFTER, seconds.into());
+        }
+    }
+
+    pub(super) fn request_ref(&self) -> RequestRef<'_> {
+        RequestRef::new(&self.head, &self.body)
+    }
+
+    /// Returns `true` if an outer layer runs this delivery. This layer would find the event in flight
+    /// or complete.
+    pub(super) fn is_nested(&self, runs: fn(&Delivery, &DedupKey) -> bool) -> bool {
+        let outer = self.head.extensions.get::<Delivery>();
+        let mut events = self.keys.events().iter();
+        outer.is_some_and(|outer| events.any(|event| runs(outer, event.key())))
+    }
+
+    /// Returns `true` if the request is verified, or need not be.
+    pub(super) fn is_verified(&self) -> bool {
+        !self.layer.config.require_verified || self.head.extensions.get::<Verified>().is_some()
+    }
+
+    pub(super) fn request_keys(&self) -> Result<(Keys, Option<Payloads>), KeyError> {
+        let keys = self.extract()?;
+        let payloads = self.payloads(&keys)?;
+        // A background write may hold the keys, and must not hold the body.
+        Ok((keys.without_payloads(), payloads))
+    }
+
+    /// Returns the keys of a request that reaches the handler whatever is wrong with them. If there is a
+    /// fault, returns the fault and the digest of the body as the key, unless the body is empty.
+    pub(super) fn extract_leniently(&self) -> (Keys, Option<KeyError>) {
+        match caught(|| self.extract()) {
+            Ok(keys) => (keys, None),
+            Err(fault) => {
+                let digest = caught(|| self.layer.config.key.body_digest(&self.request_ref()));
+                (digest.unwrap_or_else(|_| Keys::none()), Some(fault))
+            }
+        }
+    }
+
+    /// Returns the keys, or [`Keys::none`] for a request that reaches the handler without one.
+    fn extract(&self) -> Result<Keys, KeyError> {
+        let config = &self.layer.config;
+        let request = self.request_ref();
+        match config.key.read(&request)? {
+            Extracted::Keys(keys) => Ok(keys),
+            Extracted::Bypass => Ok(Keys::none()),
+            Extracted::Missing => match config.on_missing_key {
+                OnMissingKey::Reject => Err(KeyError::new(KeyErrorKind::Missing, "the key")),
+                OnMissingKey::PassThrough => Ok(Keys::none()),
+            },
+        }
+    }
+
+    /// Refuses too many keys. Returns the SHA-256 of each event's payload, if the layer compares payloads. In a
+    /// multi-event delivery a payload is the event's own bytes; an event whose bytes the extractor does not name is
+    /// not compared.
+    pub(super) fn payloads(&self, keys: &Keys) -> Result<Option<Payloads>, KeyError> {
+        let (config, events) = (&self.layer.config, keys.events());
+        if keys.identity_count() > config.max_keys {
+            return Err(KeyError::new(KeyErrorKind::TooMany, "the request"));
+        }
+        let Some(part) = &config.compare_payload else { return Ok(None) };
+        let mut payloads = Vec::with_capacity(events.len());
+        for event in events {
+            let Some(bytes) = event.payload().or((!keys.is_multi_event()).then_some(&self.body))
+            else {
+                continue;
+            };
+            let digest = part.sha256(&RequestRef::new(&self.head, bytes))?;
+            payloads.push((event.key().clone(), digest));
+        }
+        // If two events have one key, the second is a duplicate of the first.
+        payloads.sort_by(|(one, _), (other, _)| one.cmp(other));
+        payloads.dedup_by(|(later, _), (earlier, _)| later == earlier);
+        Ok(Some(payloads.into()))
+    }
+}
+
+pub(super) const NOT_VERIFIED: &str = "the request has no extension `Verified`";
+
+/// Returns an error if `read` panics: a closure of the key must not replace the response by its panic, and the
+/// delivery has its log record.
+pub(super) fn caught<T>(read: impl FnOnce() -> Result<T, KeyError>) -> Result<T, KeyError> {
+    let panicked = |_| Err(KeyError::new(KeyErrorKind::Panicked, "the key"));
+    catch_unwind(AssertUnwindSafe(read)).unwrap_or_else(panicked)
+}
