@@ -284,8 +284,6 @@ pub(super) fn is_left_open(error: &sqlx::Error) -> bool {
     match error.code().as_deref() {
         Some("25001" | "25P02") => true,
         Some("1") => error.message().contains("within a transaction"),
-        // SQLite looks first whether it may write after what the transaction has read.
-        Some("517") => true,
         _ => false,
     }
 }

@@ -56,8 +56,9 @@ impl CompletionDatabase for Sqlite {
         let handler = locked(handlers, *bound, StoreErrorKind::Timeout).await?;
         let connection = acquire(pool).await?;
         let writer = locked(writer, *bound, StoreErrorKind::Timeout).await?;
-        // The savepoint shows whether the transaction goes on: an ignored `INSERT OR ROLLBACK` ends it.
-        let begin = "BEGIN IMMEDIATE; SAVEPOINT tower_dedup".to_owned();
+        // The first BEGIN fails in a transaction that was left open. BEGIN IMMEDIATE would give it the write lock before
+        // it fails. The savepoint shows whether the transaction goes on: an ignored `INSERT OR ROLLBACK` ends it.
+        let begin = [PROBE, "; BEGIN IMMEDIATE; SAVEPOINT tower_dedup"].concat();
         Ok(Some((connection, (writer, handler), begin)))
     }
 }
