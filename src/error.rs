@@ -326,6 +326,13 @@ pub(crate) fn valid<T>(set: Result<T, ConfigError>) -> T {
 
 #[cfg(test)]
 mod tests {
+    #[test]
+    fn error_of_a_url_says_what_is_wrong_with_it() {
+        let error = super::StoreError::from(super::ConfigError::unknown_scheme("postgress"));
+        let expected = "connecting to the store: no adapter for the scheme `postgress:`";
+        assert_eq!(error.to_string(), expected);
+    }
+
     #[cfg(any(feature = "postgres", feature = "sqlite"))]
     #[test]
     fn with_unknown_outcome_keeps_only_the_kind_corrupt() {

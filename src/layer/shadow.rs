@@ -27,26 +27,30 @@ use crate::ledger::{Begin, Claim, HandlerSuccess, Settled};
 use crate::observe::{Outcome, ShadowFields};
 
 /// Why a layer that enforces its verdict would refuse a request before it takes a permit.
-pub(super) enum Fault {
+pub(super) enum RequestFault {
     Unverified,
     Key(KeyError),
 }
 
 impl<S, L, B> Run<S, L, B> {
     /// Reads the keys of a request. Under a fault, its key is the digest of its body.
-    pub(super) fn read_in_shadow(&mut self) -> Option<Fault> {
+    pub(super) fn read_in_shadow(&mut self) -> Option<RequestFault> {
         let (keys, fault) = self.extract_leniently();
         let payloads = fault.map_or_else(|| caught(|| self.payloads(&keys)), Err);
         self.keys = keys.without_payloads();
         let fault = payloads.map(|payloads| self.payloads = payloads).err();
-        if self.is_verified() { fault.map(Fault::Key) } else { Some(Fault::Unverified) }
+        if self.is_verified() {
+            fault.map(RequestFault::Key)
+        } else {
+            Some(RequestFault::Unverified)
+        }
     }
 
     /// Takes a permit for a request without a fault. Returns the verdict on a delivery that claims nothing.
-    pub(super) fn admit_in_shadow(&mut self, fault: Option<Fault>) -> Option<Verdict> {
+    pub(super) fn admit_in_shadow(&mut self, fault: Option<RequestFault>) -> Option<Verdict> {
         let (verdict, error) = match fault {
-            Some(Fault::Unverified) => (Verdict::Unverified, NOT_VERIFIED.into()),
-            Some(Fault::Key(error)) => (Verdict::NoKey, error.into()),
+            Some(RequestFault::Unverified) => (Verdict::Unverified, NOT_VERIFIED.into()),
+            Some(RequestFault::Key(error)) => (Verdict::NoKey, error.into()),
             None => {
                 self.permit = self.layer.gate.running.try_acquire();
                 if self.permit.is_some() {
