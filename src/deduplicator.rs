@@ -219,9 +219,9 @@ impl<L: Ledger> Deduplicator<L> {
     ///   key is released for the next attempt.
     /// - [`RunError::Uncommitted`] if the handler succeeded and owes a commit, as after
     ///   [`Delivery::begin`]: the key is released.
-    /// - [`RunError::Store`] if the store did not reply. Its kind is [`StoreErrorKind::Config`] if [`checked`](Self::checked) returns an error, and
-    ///   [`StoreErrorKind::Unsupported`] if the event has a payload and the
-    ///   adapter has no [`stored_data`](crate::adapter::contract::Abilities::stored_data).
+    /// - [`RunError::Store`] if the store did not reply. Its kind is [`StoreErrorKind::Config`] if
+    ///   [`checked`](Self::checked) returns an error, and [`StoreErrorKind::Unsupported`] if the event has a payload
+    ///   and the adapter has no [`stored_data`](crate::adapter::contract::Abilities::stored_data).
     ///
     /// After any of them, do not acknowledge the message.
     ///

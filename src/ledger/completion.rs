@@ -223,8 +223,9 @@ impl<DB: CompletionDatabase> DedupTx<DB> {
     /// # Errors
     ///
     /// [`CommitErrorKind::AlreadyComplete`], [`CommitErrorKind::MissingRow`] or [`CommitErrorKind::TransactionEnded`]:
-    /// the transaction is rolled back. [`CommitErrorKind::Unknown`] if the COMMIT has no reply. Otherwise the errors of the database: nothing was
-    /// committed. Return the error: the layer answers for you, and releases the events unless they are complete.
+    /// the transaction is rolled back. [`CommitErrorKind::Unknown`] if the COMMIT has no reply. Otherwise the errors
+    /// of the database: nothing was committed. Return the error: the layer answers for you, and releases the events
+    /// unless they are complete.
     ///
     /// # Cancel safety
     ///

@@ -19,8 +19,8 @@ const FIRST_RETRY: Duration = Duration::from_secs(1);
 /// How long one statement may take.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// How often expired keys are deleted, an hour ([`PURGE_GRACE`](super::super::maintenance::PURGE_GRACE)) after they have expired. A
-/// SQL adapter does so by itself, in the background.
+/// How often expired keys are deleted, an hour ([`PURGE_GRACE`](super::super::maintenance::PURGE_GRACE)) after
+/// they have expired. A SQL adapter does so by itself, in the background.
 ///
 /// The first call of an adapter starts a task on the runtime of that call. The task ends with the
 /// adapter, with its pool and with that runtime; a later call on another runtime starts it again. It
