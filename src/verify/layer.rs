@@ -92,6 +92,9 @@ enum Check {
 /// | 408 | the body does not arrive within [`body_timeout`](Self::body_timeout) |
 /// | 400 | the body ends in an error |
 ///
+/// A header whose value is the secret itself, such as GitLab's token, is marked
+/// [sensitive](http::HeaderValue::is_sensitive) in the request that passes, so that no layer inside stores or logs it.
+///
 /// # Clone
 ///
 /// A clone shares the secrets.
@@ -182,6 +185,16 @@ impl VerifyLayer {
         self
     }
 
+    /// Returns the name of the sender; `None` without a preset and without a [name](Self::named).
+    #[must_use]
+    pub fn sender(&self) -> Option<&str> {
+        match (&self.name, &*self.check) {
+            (Some(name), _) => Some(name),
+            (None, Check::Verifier(verifier)) => verifier.preset.as_ref().map(Preset::name),
+            (None, _) => None,
+        }
+    }
+
     /// Sets how log records name an id: see [`DedupLayer::log_ids`](crate::DedupLayer::log_ids).
     ///
     /// The log record `not verified` has the id of a request that a preset's verifier has refused, as `claimed_id`.
@@ -254,6 +267,9 @@ impl VerifyLayer {
         };
         verified.map_err(|refusal| unauthorized(&head, &body, refusal))?;
         head.extensions.insert(Verified);
+        if let Some(verifier) = verifier {
+            verifier.mark_tokens(&mut head.headers);
+        }
         Ok(Request::from_parts(head, Full::new(body)))
     }
 
