@@ -1,5 +1,10 @@
-//! An inbox around [`tower_dedup`]: a webhook delivery is stored before it is handled, and handled again until it has
-//! ended.
+//! An inbox around [`tower_dedup`]: a webhook delivery is stored before it is handled, and handled
+//! again until it has ended.
+
+#![cfg_attr(
+    not(any(feature = "postgres", feature = "sqlite")),
+    expect(dead_code, reason = "without a database there is no inbox")
+)]
 
 mod around;
 mod decide;

@@ -1,5 +1,6 @@
 //! Log records and metrics.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::Mutex;
@@ -53,22 +54,26 @@ macro_rules! count {
     ($name:literal $(, $label:literal => $value:expr)* ; $by:expr) => {
         #[cfg(feature = "metrics")]
         metrics::counter!($name $(, $label => $value.to_string())*).increment($by);
+        #[cfg(not(feature = "metrics"))]
+        let _ = ($(&$value,)* $by);
     };
 }
 
-/// A record that is written once a minute at most.
-pub(crate) struct Seldom(Mutex<Option<Instant>>);
+/// A record that is written once a minute at most, for each subject.
+struct Seldom(Mutex<Option<HashMap<String, Instant>>>);
 
 impl Seldom {
-    pub(crate) const fn new() -> Self {
+    const fn new() -> Self {
         Self(Mutex::new(None))
     }
 
-    fn is_due(&self) -> bool {
-        let mut last = locked(&self.0);
+    fn is_due(&self, subject: &str) -> bool {
+        let mut all = locked(&self.0);
+        let all = all.get_or_insert_default();
+        let last = all.get(subject);
         let is_due = last.is_none_or(|at| at.elapsed() >= Duration::from_secs(60));
         if is_due {
-            *last = Some(Instant::now());
+            all.insert(subject.to_owned(), Instant::now());
         }
         is_due
     }
@@ -143,9 +148,10 @@ pub(crate) fn lapsed(namespace: &str, parked_as: Option<Parked>) {
     }
 }
 
-pub(crate) fn misrouted(namespace: &str, seq: i64, why: &str, seldom: &Seldom) {
+pub(crate) fn misrouted(namespace: &str, seq: i64, why: &str) {
+    static SELDOM: Seldom = Seldom::new();
     count!("tower_dedup_inbox_misrouted_total", "namespace" => namespace; 1);
-    if seldom.is_due() {
+    if SELDOM.is_due(namespace) {
         tracing::error!(
             target: "tower_dedup_inbox",
             namespace,
@@ -198,7 +204,7 @@ pub(crate) fn counted(counts: &[Count], fullness: f64) {
 pub(crate) fn table_failed(what: &'static str, error: &TableError) {
     static SELDOM: Seldom = Seldom::new();
     count!("tower_dedup_inbox_table_failures_total"; 1);
-    if SELDOM.is_due() {
+    if SELDOM.is_due(what) {
         tracing::error!(target: "tower_dedup_inbox", error = %error, what, "the table does not answer");
     }
 }
@@ -206,7 +212,7 @@ pub(crate) fn table_failed(what: &'static str, error: &TableError) {
 pub(crate) fn verified_outside(namespace: &str) {
     static SELDOM: Seldom = Seldom::new();
     count!("tower_dedup_inbox_not_stored_total", "namespace" => namespace, "reason" => "verified_outside"; 1);
-    if SELDOM.is_due() {
+    if SELDOM.is_due(namespace) {
         tracing::error!(
             target: "tower_dedup_inbox",
             namespace,
