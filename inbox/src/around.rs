@@ -40,8 +40,8 @@ use tower_layer::Layer;
 use tower_service::Service;
 use tracing::Instrument;
 
+use crate::core::Core;
 use crate::decide::{Decision, End, History, decide};
-use crate::inbox::{Core, Inbox};
 use crate::observe;
 use crate::row::{Change, Fate, NewRow, Place, identities};
 use crate::settings::{FLOOR, InboxError, SPARE};
@@ -81,14 +81,14 @@ impl Releases for Transactional {}
 /// The name of a verification outside of the inbox, in the table.
 const OUTSIDE: &str = "outside";
 
-/// An inbox around a [`DedupLayer`]: made by [`Inbox::around`].
+/// An inbox around a [`DedupLayer`]: made by [`Inbox::around`](crate::Inbox::around).
 ///
 /// A layer that is invalid panics when it wraps a service, as a [`DedupLayer`] does; [`checked`](Self::checked) reports it.
 /// Invalid are a layer that [replays](DedupLayer::replay) responses or is for the clients of an API, because a sender may be
 /// answered before there is a response, and one that [fails open](OnUnavailable::FailOpen).
 #[must_use = "a layer does nothing until it wraps a service"]
 pub struct Around<L, B> {
-    inbox: Inbox,
+    core: Arc<Core>,
     dedup: DedupLayer<L, B>,
     verification: Verification,
 }
@@ -114,15 +114,13 @@ impl Verification {
 }
 
 impl<L: Releases, B> Around<L, B> {
-    pub(crate) fn new(inbox: Inbox, dedup: DedupLayer<L, B>) -> Self {
+    pub(crate) fn new(core: Arc<Core>, dedup: DedupLayer<L, B>) -> Self {
         let settings = dedup.settings();
         let least = settings.retention_floor().unwrap_or(FLOOR) + SPARE;
         let retention = settings.retention().max(least);
         let dedup = dedup.retention(retention).failures_are_retried();
-        if let Ok(core) = inbox.core() {
-            core.register(dedup.settings().namespace(), dedup.handle());
-        }
-        Self { inbox, dedup, verification: Verification::None }
+        core.register(dedup.settings().namespace(), dedup.handle());
+        Self { core, dedup, verification: Verification::None }
     }
 
     /// Verifies requests before they are stored. A redelivery of what has passed this verification is not verified again,
@@ -156,7 +154,7 @@ impl<L: Releases, B> Around<L, B> {
         let rule = |is_met: bool, text: &str| {
             if is_met { Ok(()) } else { Err(InboxError::Setting(text.to_owned())) }
         };
-        self.inbox.core()?;
+        self.core.check()?;
         let settings = self.dedup.settings();
         rule(!settings.replays(), "an inbox cannot be around a layer with `replay`")?;
         rule(!settings.is_of_clients(), "an inbox cannot be around a layer for `Idempotency-Key`")?;
@@ -178,15 +176,14 @@ impl<L: Releases, B> Around<L, B> {
 
 impl<L, B> Clone for Around<L, B> {
     fn clone(&self) -> Self {
-        let Self { inbox, dedup, verification } = self;
-        Self { inbox: inbox.clone(), dedup: dedup.clone(), verification: verification.clone() }
+        let Self { core, dedup, verification } = self;
+        Self { core: Arc::clone(core), dedup: dedup.clone(), verification: verification.clone() }
     }
 }
 
 impl<L, B> fmt::Debug for Around<L, B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { inbox, dedup, .. } = self;
-        f.debug_struct("Around").field("inbox", inbox).field("dedup", dedup).finish_non_exhaustive()
+        f.debug_struct("Around").field("dedup", &self.dedup).finish_non_exhaustive()
     }
 }
 
@@ -201,7 +198,7 @@ impl<S, L: Releases, B> Layer<S> for Around<L, B> {
             panic!("{error}");
         }
         let parts = Parts {
-            core: self.inbox.valid(),
+            core: Arc::clone(&self.core),
             handle: self.dedup.handle(),
             dedup: self.dedup.clone(),
             verification: self.verification.clone(),

@@ -9,8 +9,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout, timeout
 use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
-use crate::inbox::locked;
-use crate::observe;
+use crate::observe::{self, locked};
 use crate::row::{Change, Fate, Place};
 use crate::table::{Changed, Table};
 

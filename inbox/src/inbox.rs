@@ -1,30 +1,23 @@
-//! [`Inbox`]: its settings, its table, and what its layers and its loop share.
+//! [`Inbox`]: its settings, and what users and operators do with it.
 
 use std::convert::Infallible;
 use std::fmt;
 use std::future::Future;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use bytes::Bytes;
 use http::{Request, Response};
 use http_body_util::Full;
-use tokio::sync::Notify;
-use tokio::time::Instant;
-use tokio_util::task::TaskTracker;
-use tower_dedup::{DedupHandle, DedupLayer, Mode};
+use tower_dedup::DedupLayer;
 use tower_service::Service;
 
 use crate::around::{Around, Releases};
-use crate::ender::{Ender, Run};
+use crate::core::{Core, Home};
 use crate::inspect::{Count, Selection, ShownRequest, ShownRow};
-use crate::observe;
-use crate::row::{Change, NewRow, Place};
 use crate::run;
 use crate::settings::{InboxError, Settings};
-use crate::table::{Changed, Stored, Table, TableError};
-use crate::writer::Writer;
+use crate::table::Table;
 
 /// Stores deliveries before they are handled, and delivers again what has not ended.
 ///
@@ -47,36 +40,6 @@ pub struct Inbox {
     service: String,
     settings: Settings,
     core: Arc<OnceLock<Arc<Core>>>,
-}
-
-/// Where the table is.
-#[derive(Clone)]
-struct Home {
-    /// Its name may have that of a schema.
-    has_schemas: bool,
-    table: Arc<MakeTable>,
-}
-
-/// Makes the table of this name.
-type MakeTable = dyn Fn(&str) -> Arc<dyn Table> + Send + Sync;
-
-/// What the layers and the loop of an inbox share.
-pub(crate) struct Core {
-    pub(crate) table: Arc<dyn Table>,
-    pub(crate) service: String,
-    pub(crate) settings: Settings,
-    /// The namespaces that this process can run, and a handle of each of their layers.
-    layers: Mutex<Vec<(String, DedupHandle)>>,
-    writer: Writer,
-    ender: Ender,
-    /// The deliveries of senders.
-    pub(crate) tasks: TaskTracker,
-    /// Wakes the loop.
-    pub(crate) wake: Notify,
-    /// The table has as many rows or bytes as it may.
-    pub(crate) is_full: AtomicBool,
-    /// When a loop was last alive; before the first one, when the first row was stored.
-    last_loop: Mutex<Option<Instant>>,
 }
 
 /// The setting up.
@@ -186,28 +149,20 @@ impl Inbox {
     ///
     /// [`InboxError::Setting`] for the first setting with an invalid value.
     pub fn checked(self) -> Result<Self, InboxError> {
-        self.check()?;
+        self.core().check()?;
         Ok(self)
     }
 }
 
 /// The use.
 impl Inbox {
-    fn check(&self) -> Result<(), InboxError> {
-        if !self.home.has_schemas && self.settings.table.contains('.') {
-            let text = "`table` must be a name without a schema in an SQLite file";
-            return Err(InboxError::Setting(text.to_owned()));
-        }
-        self.settings.check(&self.service)
-    }
-
     /// Creates the table, if it does not exist. Any number of processes may do so at the same time.
     ///
     /// # Errors
     ///
     /// An invalid setting, or the database's error.
     pub async fn migrate(&self) -> Result<(), InboxError> {
-        self.core()?.table.migrate().await.map_err(InboxError::from)
+        self.checked_table()?.migrate().await.map_err(InboxError::from)
     }
 
     /// Makes the layer of a route: this inbox around a [`DedupLayer`], which has to release what fails, so that not every
@@ -217,7 +172,7 @@ impl Inbox {
     /// a preset), so that no row outlives its key. Everything else that completes keys of its namespace needs this
     /// [retention](DedupLayer::retention), too.
     pub fn around<L: Releases, B>(&self, dedup: DedupLayer<L, B>) -> Around<L, B> {
-        Around::new(self.clone(), dedup)
+        Around::new(Arc::clone(self.core()), dedup)
     }
 
     /// Delivers the rows of this service again, until `stop` resolves: those that failed, those whose process has died, and
@@ -239,7 +194,8 @@ impl Inbox {
         S::Future: Send,
         B: Send + 'static,
     {
-        run::run(self.valid(), app, stop)
+        self.core().must_be_valid();
+        run::run(Arc::clone(self.core()), app, stop)
     }
 
     /// Waits until every delivery of a sender has ended, and what became of its row is written. Stop accepting connections
@@ -248,17 +204,20 @@ impl Inbox {
         if let Some(core) = self.core.get() {
             core.tasks.close();
             core.tasks.wait().await;
-            core.ender.flush().await;
+            core.flush().await;
         }
     }
 
-    pub(crate) fn core(&self) -> Result<Arc<Core>, InboxError> {
-        self.check()?;
-        Ok(Arc::clone(self.core.get_or_init(|| Arc::new(Core::new(self)))))
+    /// Returns what the clones share. The settings may be invalid.
+    fn core(&self) -> &Arc<Core> {
+        let make = || Core::new(&self.home, &self.service, self.settings.clone());
+        self.core.get_or_init(|| Arc::new(make()))
     }
 
-    pub(crate) fn valid(&self) -> Arc<Core> {
-        self.core().unwrap_or_else(|error| panic!("{error}"))
+    fn checked_table(&self) -> Result<&dyn Table, InboxError> {
+        let core = self.core();
+        core.check()?;
+        Ok(&*core.table)
     }
 }
 
@@ -270,7 +229,7 @@ impl Inbox {
     ///
     /// An invalid setting, or the database's error.
     pub async fn count(&self) -> Result<Vec<Count>, InboxError> {
-        Ok(self.core()?.table.count().await?)
+        Ok(self.checked_table()?.count().await?)
     }
 
     /// Returns selected rows after the row of this number, in their order, at most so many.
@@ -284,7 +243,7 @@ impl Inbox {
         after: i64,
         most: usize,
     ) -> Result<Vec<ShownRow>, InboxError> {
-        Ok(self.core()?.table.list(of, after, most).await?)
+        Ok(self.checked_table()?.list(of, after, most).await?)
     }
 
     /// Returns one row with its request.
@@ -293,7 +252,7 @@ impl Inbox {
     ///
     /// An invalid setting, or the database's error.
     pub async fn show(&self, seq: i64) -> Result<Option<(ShownRow, ShownRequest)>, InboxError> {
-        let found = self.core()?.table.show(seq).await?;
+        let found = self.checked_table()?.show(seq).await?;
         Ok(found.map(|(row, headers, body)| {
             let headers = String::from_utf8_lossy(&headers).into_owned();
             (row, ShownRequest { headers, body: body.into() })
@@ -307,7 +266,7 @@ impl Inbox {
     ///
     /// An invalid setting, or the database's error.
     pub async fn retry(&self, of: &Selection) -> Result<u64, InboxError> {
-        Ok(self.core()?.table.retry(of).await?)
+        Ok(self.checked_table()?.retry(of).await?)
     }
 
     /// Deletes selected rows, and returns how many. Their events are not delivered again.
@@ -316,110 +275,7 @@ impl Inbox {
     ///
     /// An invalid setting, or the database's error.
     pub async fn delete(&self, of: &Selection) -> Result<u64, InboxError> {
-        Ok(self.core()?.table.delete(of).await?)
-    }
-}
-
-impl Core {
-    fn new(inbox: &Inbox) -> Self {
-        let settings = inbox.settings.clone();
-        let table = (inbox.home.table)(&settings.table);
-        let tasks = TaskTracker::new();
-        tasks.close();
-        Self {
-            writer: Writer::new(&table, &inbox.service, settings.turn),
-            ender: Ender::new(&table, settings.turn),
-            table,
-            service: inbox.service.clone(),
-            settings,
-            layers: Mutex::default(),
-            tasks,
-            wake: Notify::new(),
-            is_full: AtomicBool::new(false),
-            last_loop: Mutex::default(),
-        }
-    }
-
-    /// Registers a layer of this process.
-    pub(crate) fn register(&self, namespace: &str, handle: DedupHandle) {
-        locked(&self.layers).push((namespace.to_owned(), handle));
-    }
-
-    /// Returns the namespaces whose rows this process may run: every layer of it enforces its verdicts.
-    pub(crate) fn namespaces(&self) -> Vec<String> {
-        let layers = locked(&self.layers);
-        let mut all: Vec<String> = layers.iter().map(|(namespace, _)| namespace.clone()).collect();
-        all.sort_unstable();
-        all.dedup();
-        all.retain(|name| {
-            let mut of_it = layers.iter().filter(|(namespace, _)| namespace == name);
-            of_it.all(|(_, handle)| handle.mode() == Mode::Enforce)
-        });
-        all
-    }
-
-    /// Stores a delivery. `None` if it is not stored: the reason is reported.
-    pub(crate) async fn store(&self, row: NewRow) -> Option<Stored> {
-        let namespace = row.namespace.clone();
-        let stored = if self.is_full.load(Ordering::Relaxed) {
-            Err(observe::NotStored::Full)
-        } else {
-            self.writer.store(row).await
-        };
-        match stored {
-            Ok(stored) => {
-                observe::stored(&namespace, stored == Stored::Known);
-                self.look_for_a_loop();
-                Some(stored)
-            }
-            Err(why) => {
-                observe::not_stored(&namespace, &why);
-                None
-            }
-        }
-    }
-
-    /// Begins the run of a row: its turn is renewed until the run is dropped, or its change is
-    /// written.
-    pub(crate) fn begin(&self, at: Place) -> Run {
-        self.ender.begin(at)
-    }
-
-    /// Changes a row, and waits for the reply. `None` if the table did not answer.
-    pub(crate) async fn change(&self, change: Change, run: Option<Run>) -> Option<Changed> {
-        self.ender.change(change, run).await
-    }
-
-    /// Changes a row in the background.
-    pub(crate) fn change_later(&self, change: Change, run: Run) {
-        self.ender.change_later(change, run);
-    }
-
-    pub(crate) async fn flush(&self) {
-        self.ender.flush().await;
-    }
-
-    pub(crate) fn loop_is_alive(&self) {
-        *locked(&self.last_loop) = Some(Instant::now());
-    }
-
-    /// Reports rows that nobody will deliver again.
-    fn look_for_a_loop(&self) {
-        let mut last = locked(&self.last_loop);
-        match *last {
-            None => *last = Some(Instant::now()),
-            Some(at) if at.elapsed() > Duration::from_secs(60) => {
-                observe::no_loop(&self.service);
-                *last = Some(Instant::now());
-            }
-            Some(_) => {}
-        }
-    }
-}
-
-impl From<TableError> for InboxError {
-    fn from(error: TableError) -> Self {
-        Self::Table(error.error)
+        Ok(self.checked_table()?.delete(of).await?)
     }
 }
 
@@ -430,8 +286,4 @@ impl fmt::Debug for Inbox {
             .field("settings", &self.settings)
             .finish_non_exhaustive()
     }
-}
-
-pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -7,6 +7,7 @@
 )]
 
 mod around;
+mod core;
 mod decide;
 mod ender;
 mod inbox;

@@ -2,13 +2,11 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::Arc;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::inbox::locked;
 use crate::inspect::Count;
 use crate::row::{Counts, Fate, Parked};
 use crate::table::{Swept, TableError};
@@ -229,4 +227,9 @@ pub(crate) fn no_loop(service: &str) {
         fix = "spawn `Inbox::run`",
         "deliveries are stored, and no loop of this process runs them"
     );
+}
+
+/// Locks what no panic leaves half-written.
+pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

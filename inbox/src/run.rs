@@ -22,9 +22,9 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tower_dedup::adapter::contract::Token;
 use tower_service::Service;
 
+use crate::core::Core;
 use crate::decide::{End, History, SOON, decide, is_of_no_handler, misrouted, spread};
 use crate::ender::Run;
-use crate::inbox::Core;
 use crate::observe;
 use crate::row::{Change, Counts, Fate, Parked, TakenRow};
 use crate::table::{SWEPT, Take};

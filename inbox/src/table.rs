@@ -8,6 +8,7 @@ use tower_dedup::adapter::contract::Token;
 
 use crate::inspect::{Count, Selection, ShownRow};
 use crate::row::{Change, NewRow, Parked, Place, TakenRow};
+use crate::settings::InboxError;
 
 pub(crate) type TableFuture<'t, T> = BoxFuture<'t, Result<T, TableError>>;
 
@@ -31,6 +32,12 @@ impl std::fmt::Display for TableError {
 impl std::error::Error for TableError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         Some(&*self.error)
+    }
+}
+
+impl From<TableError> for InboxError {
+    fn from(error: TableError) -> Self {
+        Self::Table(error.error)
     }
 }
 

@@ -7,10 +7,9 @@ use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, timeout};
 
-use crate::inbox::locked;
-use crate::observe::NotStored;
+use crate::observe::{NotStored, locked};
 use crate::row::NewRow;
-use crate::table::{Stored, Table, TableError};
+use crate::table::{Stored, Table};
 
 /// The largest batch.
 const ROWS: usize = 256;
@@ -154,10 +153,4 @@ fn next_batch(waiting: &mut Vec<Waiting>) -> Vec<Waiting> {
     }
     *waiting = left;
     batch
-}
-
-impl From<TableError> for NotStored {
-    fn from(error: TableError) -> Self {
-        Self::Failed(Arc::new(error))
-    }
 }

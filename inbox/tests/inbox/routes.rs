@@ -8,7 +8,7 @@ use http::StatusCode;
 use tower_dedup::{Mode, key};
 use tower_dedup_inbox::{Inbox, Parked, Selection};
 
-use crate::world::{Place, World, on_each, on_event, one, request, send, stored};
+use crate::world::{Place, SHORT, World, on_each, on_event, one, request, send, stored};
 
 on_each! {
     nested_route_gets_its_original_target
@@ -144,8 +144,10 @@ async fn rows_of_others_are_left_alone(place: Place) {
 
 /// Two versions of the application, which read other ids.
 async fn rolling_deploy_runs_each_event_once(place: Place) {
-    let world = World::with(place, |inbox: Inbox| inbox.later()).await;
-    let next = world.process(|inbox| inbox.later()).await;
+    // Both take it, as often as they come first.
+    let set = |inbox: Inbox| inbox.later().delays([SHORT; 20]);
+    let world = World::with(place, set).await;
+    let next = world.process(set).await;
     let old = world.router();
     let new = next.router_of(next.dedup(key::header("other-id").namespace("acme")));
     let mut both = request("a", "1");

@@ -3,7 +3,8 @@
 use std::time::{Duration, Instant};
 
 use sqlx::Connection;
-use tower_dedup_inbox::{Parked, Selection};
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+use tower_dedup_inbox::{Inbox, Parked, Selection};
 
 use crate::world::{Place, SHORT, World, on_each, one, request, send, stored};
 
@@ -16,6 +17,7 @@ on_each! {
     rows_that_this_version_cannot_run
     old_rows_end
     large_row_runs
+    what_stored_waits_for_is_durable
 }
 
 /// Delivers until one is stored again, which must not need a restart.
@@ -85,8 +87,8 @@ async fn locked_row_stops_no_other(place: Place) {
     if place == Place::Sqlite {
         return;
     }
-    let world = World::new(place).await;
-    world.plan([1_500]);
+    let world = World::with(place, |inbox| inbox.answer_within(SHORT)).await;
+    world.plan([2_200]);
     let app = world.router();
     let first = tokio::spawn({
         let app = app.clone();
@@ -96,9 +98,12 @@ async fn locked_row_stops_no_other(place: Place) {
     let mut operator = world.app.pool.begin().await.unwrap();
     let lock = "SELECT FROM webhook_inbox FOR UPDATE";
     sqlx::query(lock).execute(&mut *operator).await.unwrap();
-    // The failure of another one is written, and a redelivery of the locked one beside others.
+    // What its sender is to be told waits for the row. The failure of another one is written.
+    tokio::time::sleep(2 * SHORT).await;
     world.plan([500]);
+    let start = Instant::now();
     assert_eq!(send(&app, request("b", "1")).await, stored());
+    assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
     let again = send(&app, request("a", "1"));
     let others = futures_util::future::join_all(["c", "d"].map(|id| send(&app, request(id, "1"))));
     let start = Instant::now();
@@ -233,4 +238,36 @@ async fn large_row_runs(place: Place) {
     assert_eq!(send(&app, request("a", &body)).await, stored());
     let _running = world.start(app);
     world.until_done(&["a"]).await;
+}
+
+/// Whatever the role has: the insertion, and each write before *stored* leaves. SQLite sets it by a
+/// pragma, which no trigger sees.
+async fn what_stored_waits_for_is_durable(place: Place) {
+    if place == Place::Sqlite {
+        return;
+    }
+    let world = World::new(place).await;
+    let note = "CREATE TABLE levels (level text);
+         CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+           INSERT INTO levels VALUES (TG_OP || NEW.answered || current_setting('synchronous_commit'));
+           RETURN NEW;
+         END $$;
+         CREATE TRIGGER note AFTER INSERT OR UPDATE ON webhook_inbox
+           FOR EACH ROW EXECUTE FUNCTION note()";
+    world.sql(note, note).await;
+    let options: PgConnectOptions = world.url().parse().unwrap();
+    let weak = options.options([("synchronous_commit", "off")]);
+    let pool = PgPoolOptions::new().connect_lazy_with(weak);
+    let process = world.process(move |_| Inbox::postgres(pool, "shop").answer_within(SHORT)).await;
+    for plan in [500, 1_600] {
+        world.plan([plan]);
+        let id = plan.to_string();
+        assert_eq!(send(&process.router(), request(&id, "1")).await, stored());
+    }
+    let levels: Vec<String> =
+        sqlx::query_scalar("SELECT level FROM levels WHERE level NOT LIKE 'UPDATEfalse%'")
+            .fetch_all(&world.app.pool)
+            .await
+            .unwrap();
+    assert_eq!(levels, ["INSERTfalseon", "UPDATEtrueon", "INSERTfalseon", "UPDATEtrueon"]);
 }

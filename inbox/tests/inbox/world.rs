@@ -171,6 +171,10 @@ impl World {
         Self::make(self.place, url, directory, self.app.clone(), set)
     }
 
+    pub(crate) fn url(&self) -> &str {
+        &self.url
+    }
+
     /// Executes a statement in the database of the table: this one on Postgres, or that one on SQLite.
     pub(crate) async fn sql(&self, postgres: &str, sqlite: &str) {
         match self.place {

@@ -1,0 +1,164 @@
+//! [`Core`]: what the layers and the loop of an inbox share.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio::time::Instant;
+use tokio_util::task::TaskTracker;
+use tower_dedup::{DedupHandle, Mode};
+
+use crate::ender::{Ender, Run};
+use crate::observe::{self, locked};
+use crate::row::{Change, NewRow, Place};
+use crate::settings::{InboxError, Settings};
+use crate::table::{Changed, Stored, Table};
+use crate::writer::Writer;
+
+/// Where the table is.
+#[derive(Clone)]
+pub(crate) struct Home {
+    /// Its name may have that of a schema.
+    pub(crate) has_schemas: bool,
+    pub(crate) table: Arc<MakeTable>,
+}
+
+/// Makes the table of this name.
+pub(crate) type MakeTable = dyn Fn(&str) -> Arc<dyn Table> + Send + Sync;
+
+/// What the layers and the loop of an inbox share.
+pub(crate) struct Core {
+    pub(crate) table: Arc<dyn Table>,
+    has_schemas: bool,
+    pub(crate) service: String,
+    pub(crate) settings: Settings,
+    /// The namespaces that this process can run, and a handle of each of their layers.
+    layers: Mutex<Vec<(String, DedupHandle)>>,
+    writer: Writer,
+    ender: Ender,
+    /// The deliveries of senders.
+    pub(crate) tasks: TaskTracker,
+    /// Wakes the loop.
+    pub(crate) wake: Notify,
+    /// The table has as many rows or bytes as it may.
+    pub(crate) is_full: AtomicBool,
+    /// When a loop was last alive; before the first one, when the first row was stored.
+    last_loop: Mutex<Option<Instant>>,
+}
+
+impl Core {
+    pub(crate) fn new(home: &Home, service: &str, settings: Settings) -> Self {
+        let table = (home.table)(&settings.table);
+        let tasks = TaskTracker::new();
+        tasks.close();
+        Self {
+            writer: Writer::new(&table, service, settings.turn),
+            ender: Ender::new(&table, settings.turn),
+            table,
+            has_schemas: home.has_schemas,
+            service: service.to_owned(),
+            settings,
+            layers: Mutex::default(),
+            tasks,
+            wake: Notify::new(),
+            is_full: AtomicBool::new(false),
+            last_loop: Mutex::default(),
+        }
+    }
+
+    /// Returns an error if a setting is invalid.
+    pub(crate) fn check(&self) -> Result<(), InboxError> {
+        if !self.has_schemas && self.settings.table.contains('.') {
+            let text = "`table` must be a name without a schema in an SQLite file";
+            return Err(InboxError::Setting(text.to_owned()));
+        }
+        self.settings.check(&self.service)
+    }
+
+    /// # Panics
+    ///
+    /// If a setting is invalid.
+    pub(crate) fn must_be_valid(&self) {
+        if let Err(error) = self.check() {
+            panic!("{error}");
+        }
+    }
+
+    /// Registers a layer of this process.
+    pub(crate) fn register(&self, namespace: &str, handle: DedupHandle) {
+        locked(&self.layers).push((namespace.to_owned(), handle));
+    }
+
+    /// Returns the namespaces whose rows this process may run: every layer of it enforces its verdicts.
+    pub(crate) fn namespaces(&self) -> Vec<String> {
+        let layers = locked(&self.layers);
+        let mut all: Vec<String> = layers.iter().map(|(namespace, _)| namespace.clone()).collect();
+        all.sort_unstable();
+        all.dedup();
+        all.retain(|name| {
+            let mut of_it = layers.iter().filter(|(namespace, _)| namespace == name);
+            of_it.all(|(_, handle)| handle.mode() == Mode::Enforce)
+        });
+        all
+    }
+
+    /// Stores a delivery. `None` if it is not stored: the reason is reported.
+    pub(crate) async fn store(&self, row: NewRow) -> Option<Stored> {
+        let namespace = row.namespace.clone();
+        let stored = if self.is_full.load(Ordering::Relaxed) {
+            Err(observe::NotStored::Full)
+        } else {
+            self.writer.store(row).await
+        };
+        match stored {
+            Ok(stored) => {
+                observe::stored(&namespace, stored == Stored::Known);
+                self.look_for_a_loop();
+                Some(stored)
+            }
+            Err(why) => {
+                observe::not_stored(&namespace, &why);
+                None
+            }
+        }
+    }
+
+    /// Begins the run of a row: its turn is renewed until the run is dropped, or its change is
+    /// written.
+    pub(crate) fn begin(&self, at: Place) -> Run {
+        self.ender.begin(at)
+    }
+
+    /// Changes a row, and waits for the reply. `None` if the table did not answer.
+    pub(crate) async fn change(&self, change: Change, run: Option<Run>) -> Option<Changed> {
+        self.ender.change(change, run).await
+    }
+
+    /// Changes a row in the background.
+    pub(crate) fn change_later(&self, change: Change, run: Run) {
+        self.ender.change_later(change, run);
+    }
+
+    /// Waits until every change is written, or given up.
+    pub(crate) async fn flush(&self) {
+        self.ender.flush().await;
+    }
+
+    pub(crate) fn loop_is_alive(&self) {
+        *locked(&self.last_loop) = Some(Instant::now());
+    }
+
+    /// Reports rows that nobody will deliver again.
+    fn look_for_a_loop(&self) {
+        let mut last = locked(&self.last_loop);
+        match *last {
+            None => *last = Some(Instant::now()),
+            Some(at) if at.elapsed() > Duration::from_secs(60) => {
+                observe::no_loop(&self.service);
+                *last = Some(Instant::now());
+            }
+            Some(_) => {}
+        }
+    }
+}
