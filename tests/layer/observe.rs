@@ -305,12 +305,15 @@ fn failure_is_a_warning_where_no_retry_follows_a_response() {
             (provider::STRIPE, "INFO"),
             (provider::CIRCLECI, "INFO"),
         ] {
-            let handler = Handler::default().then(500);
-            let service = DedupLayer::new(preset, store()).layer(handler.service());
-            let event = tower_dedup::testing::request(preset, "/hook", "1");
-            send(&service, event.map(axum::body::Body::new)).await;
-            let record = log.last("delivery");
-            assert_eq!((&*record["outcome"], &*record["level"]), ("failed", level), "{preset:?}");
+            let retried = DedupLayer::new(preset, store()).failures_are_retried();
+            for (layer, level) in [(DedupLayer::new(preset, store()), level), (retried, "INFO")] {
+                let service = layer.layer(Handler::default().then(500).service());
+                let event = tower_dedup::testing::request(preset, "/hook", "1");
+                send(&service, event.map(axum::body::Body::new)).await;
+                let record = log.last("delivery");
+                let found = (&*record["outcome"], &*record["level"]);
+                assert_eq!(found, ("failed", level), "{preset:?}");
+            }
         }
     });
 }
