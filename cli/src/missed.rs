@@ -151,7 +151,7 @@ impl<'a> Input<'a> {
     /// Reads the next lines. Returns the keys of their events, and their names. Empty after the last line.
     fn part(&mut self) -> Result<(Vec<DedupKey>, Vec<Name>), Failure> {
         let (mut keys, mut names, mut bytes) = (Vec::new(), Vec::new(), 0);
-        while keys.len() < PART && bytes < PART_BYTES {
+        while keys.is_empty() || (keys.len() < PART && bytes < PART_BYTES) {
             let Some(line) = self.lines.next_line().map_err(Failure::usage)? else { break };
             match self.read(&line) {
                 Ok(found) => {
