@@ -18,7 +18,8 @@ use super::resolve::{Resolution, distinct};
 use super::retry::Write;
 use super::shared::Shared;
 use super::times::Times;
-use crate::adapter::contract::{CallTerms, DedupAdapter, Seen, Token};
+use crate::adapter::Terms;
+use crate::adapter::contract::{DedupAdapter, Permanence, Seen, Token};
 use crate::delivery::{Delivery, Inner, Verdict};
 use crate::error::{ConfigError, StoreError, StoreErrorKind, check};
 use crate::key::{Event, Keys, List};
@@ -67,18 +68,21 @@ impl AnyLedger {
     /// commit.
     pub(crate) fn calls(&self, times: &Times, after: Duration, meters: &Arc<Meters>) -> Calls {
         let Times { retention, lease, store_timeout: bound, handler_timeout } = *times;
-        let mut terms = match self.0.permanent {
-            Permanent::OnArrival => CallTerms::on_claim(Token::random(), retention),
-            Permanent::Lease | Permanent::Transactional => {
-                CallTerms::on_completion(Token::random(), retention, lease)
-            }
+        let permanence = match self.0.permanent {
+            Permanent::OnArrival => Permanence::OnClaim,
+            Permanent::Lease | Permanent::Transactional => Permanence::OnCompletion { lease },
         };
         let most = |handler: Duration| handler.saturating_add(after).saturating_add(bound);
-        // No honest handler is ended by it. The setting of Postgres has 31 bits.
-        let ms = |handler| i32::try_from(most(handler).as_millis()).unwrap_or(i32::MAX);
-        terms.handler_bound_ms = handler_timeout.map_or(0, ms);
-        let (adapter, meters) = (Arc::clone(&self.0.adapter), Arc::clone(meters));
-        Calls { adapter, terms, meters, replay: None, bound }
+        Calls {
+            adapter: Arc::clone(&self.0.adapter),
+            abilities: self.0.abilities,
+            terms: Terms::new(Token::random(), retention, permanence),
+            meters: Arc::clone(meters),
+            replay: None,
+            fails_open: false,
+            bound,
+            handler_bound: handler_timeout.map_or(Duration::ZERO, most),
+        }
     }
 
     /// Begins a delivery of these keys. Without a key, it returns [`Begin::WithoutKey`], and asks no store.
@@ -96,7 +100,7 @@ impl AnyLedger {
     ) -> impl Future<Output = Result<Begin, StoreError>> + Send {
         let (shared, events, claimed_at) = (&*self.0, distinct(keys), Instant::now());
         // Outside of the future, which would store what they are made of beside them.
-        let calls = calls.with_events(&events, shared.abilities);
+        let calls = calls.fetching_for(&events);
         let mut claims = Claims::new(shared, calls, events, List::new());
         async move {
             if keys.is_empty() {

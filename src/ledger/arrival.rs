@@ -31,9 +31,10 @@ use tokio::time::Instant;
 use super::pending::PendingGuard;
 use super::resolve::Reply;
 use super::shared::Shared;
+use crate::adapter::KeyedTerms;
 use crate::adapter::contract::{ClaimReply, Token};
 use crate::error::{StoreError, StoreErrorKind};
-use crate::key::{DedupKey, List};
+use crate::key::DedupKey;
 
 /// How much older a row may seem than it is: a store takes both times in whole milliseconds, and by a clock of its own.
 const AGE_ERROR: Duration = Duration::from_millis(10);
@@ -52,14 +53,14 @@ pub(super) struct Doubt {
 }
 
 impl Doubt {
-    /// Reserves a slot for the release of these keys, which are claimed now.
+    /// Reserves a slot for the release of these keys, which are claimed now by the token `own`.
     ///
     /// # Errors
     ///
     /// No slot is free. A refused release loses an event, so the keys must not be claimed.
     pub(super) fn begin(
         shared: &Shared,
-        keys: &List<DedupKey>,
+        keys: &[KeyedTerms],
         own: Token,
     ) -> Result<Self, StoreError> {
         let slot = shared.background.reserve();
@@ -67,15 +68,15 @@ impl Doubt {
             let context = "reserving a slot for a release";
             return Err(StoreError::new(StoreErrorKind::Overloaded, context));
         }
-        let claiming = shared.claiming.add(keys.clone(), own, Instant::now());
+        let claiming = shared.claiming.add(known(keys, Instant::now()), own);
         let removals = shared.releasing.removals();
         Ok(Self { slot, releasing: None, own, _claiming: claiming, removals })
     }
 
     /// Changes the replies of which this process knows more than the store.
-    pub(super) fn apply(&self, shared: &Shared, keys: &[DedupKey], replies: &mut [Reply]) {
+    pub(super) fn apply(&self, shared: &Shared, keys: &[KeyedTerms], replies: &mut [Reply]) {
         let Shared { claiming, releasing, .. } = shared;
-        for (key, reply) in keys.iter().zip(replies) {
+        for (KeyedTerms { key, .. }, reply) in keys.iter().zip(replies) {
             let Ok(ClaimReply::Duplicate(seen)) = &*reply else { continue };
             // A row that is older than a claim was not written by it.
             let may_be_by = |claimed_at: &Instant| claimed_at.elapsed() + AGE_ERROR >= seen.age;
@@ -89,7 +90,12 @@ impl Doubt {
     }
 
     /// These keys are in flight until the doubt is dropped.
-    pub(super) fn release(&mut self, shared: &Shared, keys: &List<DedupKey>) {
-        self.releasing = Some(shared.releasing.add(keys.clone(), self.own, ()));
+    pub(super) fn release(&mut self, shared: &Shared, keys: &[KeyedTerms]) {
+        self.releasing = Some(shared.releasing.add(known(keys, ()), self.own));
     }
+}
+
+/// Returns each key with what is known of it.
+fn known<T: Copy>(keys: &[KeyedTerms], known: T) -> impl Iterator<Item = (DedupKey, T)> {
+    keys.iter().map(move |it| (it.key.clone(), known))
 }

@@ -18,6 +18,7 @@ use std::ops::{Deref, DerefMut};
 use sqlx::{Database, Pool, Transaction};
 
 use super::held::{Effect, Held};
+use crate::adapter::KeyedTerms;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 use crate::adapter::contract::Within;
 use crate::adapter::contract::{Completion, StoredResponse};
@@ -27,7 +28,6 @@ use crate::adapter::transaction::{
 };
 use crate::delivery::Delivery;
 use crate::error::{BoxError, StoreError, StoreErrorKind};
-use crate::key::DedupKey;
 
 impl Delivery {
     /// Begins a transaction of the handler's on its own pool. [`DedupTx::commit`] completes the events of the delivery
@@ -161,7 +161,7 @@ impl Delivery {
     }
 
     /// Returns the keys that a completion completes.
-    fn completes(&self) -> &[DedupKey] {
+    fn completes(&self) -> &[KeyedTerms] {
         match self.held() {
             Ok(held) if !self.is_unprotected() => &held.keys,
             _ => &[],

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use super::call::{self, Calls};
+use crate::adapter::KeyedTerms;
 use crate::adapter::contract::{CompleteReply, Completion, Fetch, StoredResponse};
 use crate::delivery::Inner;
 use crate::error::StoreError;
@@ -16,7 +17,7 @@ pub(super) type HeldLease = Inner<Held>;
 /// What a ledger holds with a delivery under a lease.
 pub(super) struct Held {
     /// Sorted.
-    pub(super) keys: List<DedupKey>,
+    pub(super) keys: List<KeyedTerms>,
     pub(super) calls: Calls,
     /// What is stored of the response that the handler has set. Only the first one counts.
     pub(super) response: OnceLock<Arc<StoredResponse>>,
@@ -64,7 +65,7 @@ impl Fact {
 }
 
 impl Held {
-    pub(super) fn new(keys: List<DedupKey>, calls: Calls) -> Self {
+    pub(super) fn new(keys: List<KeyedTerms>, calls: Calls) -> Self {
         Self {
             keys,
             calls,
@@ -98,7 +99,7 @@ impl Held {
     /// Keeps what the layer stores of this response. It stores none of a delivery of several events.
     pub(super) fn set_response(&self, response: &StoredResponse) {
         let Calls { replay, terms, meters, .. } = &self.calls;
-        let Some(replay) = replay.as_ref().filter(|_| terms.fetch() == Fetch::DigestAndResponse)
+        let Some(replay) = replay.as_ref().filter(|_| terms.fetch == Fetch::DigestAndResponse)
         else {
             return;
         };
@@ -107,23 +108,32 @@ impl Held {
             Err(reason) => self
                 .keys
                 .iter()
-                .for_each(|key| observe::records::response_not_stored(meters, key, reason)),
+                .for_each(|it| observe::records::response_not_stored(meters, &it.key, reason)),
         }
     }
 
     /// Returns `true` if the layer stores a response, and none was stored with the completion.
     pub(super) fn awaits_response(&self) -> bool {
-        self.calls.terms.fetch() == Fetch::DigestAndResponse && !self.is_response_stored.is_known()
+        self.calls.terms.fetch == Fetch::DigestAndResponse && !self.is_response_stored.is_known()
     }
 
     /// Returns the statement that completes these keys, with the response that the handler has set.
-    pub(super) fn completion(&self, keys: &[DedupKey]) -> Result<Completion, StoreError> {
-        let Calls { adapter, terms, .. } = &self.calls;
-        let Some(response) = self.response.get() else {
-            return adapter.completion(keys, terms);
+    pub(super) fn completion(&self, keys: &[KeyedTerms]) -> Result<Completion, StoreError> {
+        let response = self.response.get();
+        let with_response: List<KeyedTerms>;
+        let keys = match response {
+            Some(response) => {
+                self.is_response_stored.note();
+                with_response = self::with_response(keys, response);
+                &with_response
+            }
+            None => keys,
         };
-        self.is_response_stored.note();
-        adapter.completion(keys, &terms.clone().with_response(Arc::clone(response)))
+        let keys: List<_> = keys.iter().map(|it| (&it.key, &it.terms)).collect();
+        let completion = self.calls.adapter.completion(&keys)?;
+        #[cfg(feature = "postgres")]
+        let completion = completion.for_handler(self.calls.handler_bound);
+        Ok(completion)
     }
 
     /// Asks the store whether a transaction of the handler's has completed all keys.
@@ -133,9 +143,21 @@ impl Held {
     }
 }
 
+/// Returns these keys with a response that is stored with each.
+pub(super) fn with_response(
+    keys: &[KeyedTerms],
+    response: &Arc<StoredResponse>,
+) -> List<KeyedTerms> {
+    let with = |KeyedTerms { key, terms }: &KeyedTerms| {
+        let terms = terms.clone().with_response(Arc::clone(response));
+        KeyedTerms { key: key.clone(), terms }
+    };
+    keys.iter().map(with).collect()
+}
+
 /// Reports claims that the store has lost, and lost leases, unless the delivery knew before.
 pub(super) fn report(
-    keys: &[DedupKey],
+    keys: &[KeyedTerms],
     replies: &[Result<CompleteReply, StoreError>],
     lease: &HeldLease,
 ) {
@@ -150,13 +172,13 @@ pub(super) fn report(
 
 /// Returns the keys with this reply.
 pub(super) fn with_reply<'k, T: PartialEq>(
-    keys: &'k [DedupKey],
+    keys: &'k [KeyedTerms],
     replies: &'k [Result<T, StoreError>],
     reply: T,
 ) -> impl Iterator<Item = &'k DedupKey> {
     let replies = keys.iter().zip(replies);
     let replies = replies.filter(move |(_, other)| other.as_ref().is_ok_and(|it| *it == reply));
-    replies.map(|(key, _)| key)
+    replies.map(|(it, _)| &it.key)
 }
 
 impl HeldLease {

@@ -34,13 +34,13 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use super::call::Calls;
 use super::claims::Claims;
 use super::contract::HandlerSuccess;
-use super::held::{Effect, HeldLease, report};
+use super::held::{Effect, Held, HeldLease, report, with_response};
 use super::renewal::RenewalGuard;
 use super::retry::{RetryJob, Write};
 use super::shared::Shared;
+use crate::adapter::KeyedTerms;
 use crate::adapter::contract::Seen;
 use crate::error::StoreError;
 use crate::key::List;
@@ -76,8 +76,15 @@ enum Left {
     Nothing,
     /// The handler has not succeeded.
     Release,
-    /// The handler succeeded. Contains the calls of the completion if a response is stored.
-    Completion(Option<Box<Calls>>),
+    /// The handler succeeded. Contains the keys of the completion if a response is stored.
+    Completion(Option<Box<List<KeyedTerms>>>),
+}
+
+impl Left {
+    /// Returns the keys of the completion.
+    fn keys<'h>(&'h self, held: &'h Held) -> &'h List<KeyedTerms> {
+        if let Self::Completion(Some(with_response)) = self { with_response } else { &held.keys }
+    }
 }
 
 impl Claim {
@@ -131,16 +138,11 @@ impl Claim {
                 self.end();
                 return Settled::Done;
             }
-            // Boxed, because most layers store no response.
-            let with_response = response.map(|response| {
-                let mut calls = held.calls.clone();
-                calls.terms = calls.terms.with_response(response);
-                Box::new(calls)
-            });
             // From here on, a claim that is dropped completes in the background.
-            self.left = Left::Completion(with_response.clone());
-            let calls = with_response.as_deref().unwrap_or(&held.calls);
-            let replies = calls.complete(&held.keys).await;
+            let with_response = response.map(|response| with_response(&held.keys, &response));
+            // Boxed, because most layers store no response.
+            self.left = Left::Completion(with_response.map(Box::new));
+            let replies = held.calls.complete(self.left.keys(held)).await;
             report(&held.keys, &replies, &self.lease);
             if replies.iter().all(Result::is_ok) {
                 self.end();
@@ -200,7 +202,7 @@ impl Claim {
         }
         let mut calls = held.calls.clone();
         // It does not fail open.
-        calls.terms.duplicate_note = None;
+        calls.fails_open = false;
         let events = self.lease.events().into();
         let mut again = Claims::new(&self.shared, calls, events, List::new());
         let resolution = again.resolve().await;
@@ -226,11 +228,12 @@ impl Drop for Claim {
         match std::mem::replace(&mut self.left, Left::Nothing) {
             Left::Nothing => {}
             Left::Release => drop(self.release()),
-            Left::Completion(with_response) => {
-                let calls = with_response.map_or_else(|| held.calls.clone(), |boxed| *boxed);
-                let (keys, work) = (held.keys.clone(), calls.terms.token());
+            left @ Left::Completion(_) => {
+                let (keys, calls) = (left.keys(held).clone(), held.calls.clone());
+                let known = keys.iter().map(|it| (it.key.clone(), it.terms.stored_data()));
+                let known = known.map(|(key, data)| (key, data.unwrap_or_default()));
                 // Until the job has ended, this process treats the keys as complete, and renews their lease.
-                let pending = self.shared.completing.add(keys.clone(), work, calls.terms.clone());
+                let pending = self.shared.completing.add(known, calls.terms.token);
                 let (lease, renewal) = (Arc::clone(&self.lease), self.renewal.take());
                 let job = RetryJob { write: Write::Complete(lease), calls, keys };
                 self.shared.background.repeat(None, job, (pending, renewal));

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use crate::adapter::KeyedTerms;
 use crate::adapter::contract::Token;
 use crate::key::{DedupKey, List};
 
@@ -26,14 +27,14 @@ impl<T> Default for Pending<T> {
 }
 
 impl<T: Clone> Pending<T> {
-    /// Removes the keys that are pending. Returns their positions, each with what its latest work knows.
-    pub(super) fn split(&self, keys: &mut List<DedupKey>) -> Vec<(usize, DedupKey, T)> {
+    /// Removes the keys that are pending. Returns them with their positions, each with what its latest work knows.
+    pub(super) fn split(&self, keys: &mut List<KeyedTerms>) -> Vec<(usize, KeyedTerms, T)> {
         let mut found = Vec::new();
         if !self.is_empty() {
             let (pending, mut at) = (self.lock(), 0);
-            keys.retain(|key| {
-                let latest = pending.get(key).and_then(|works| works.last());
-                found.extend(latest.map(|(_, known)| (at, key.clone(), known.clone())));
+            keys.retain(|it| {
+                let latest = pending.get(&it.key).and_then(|works| works.last());
+                found.extend(latest.map(|(_, known)| (at, it.clone(), known.clone())));
                 at += 1;
                 latest.is_none()
             });
@@ -57,16 +58,16 @@ impl<T: Clone> Pending<T> {
         self.count.load(Ordering::Acquire) == 0
     }
 
-    /// Adds the keys of a work, and what is known of them, until the guard is dropped.
+    /// Adds the keys of a work, each with what is known of it, until the guard is dropped.
     pub(super) fn add(
         self: &Arc<Self>,
-        keys: List<DedupKey>,
+        known: impl Iterator<Item = (DedupKey, T)>,
         work: Token,
-        known: T,
     ) -> PendingGuard<T> {
-        let mut pending = self.lock();
-        for key in &keys {
-            pending.entry(key.clone()).or_default().push((work, known.clone()));
+        let (mut pending, mut keys) = (self.lock(), List::new());
+        for (key, known) in known {
+            pending.entry(key.clone()).or_default().push((work, known));
+            keys.push(key);
         }
         self.count.store(pending.len(), Ordering::Release);
         drop(pending);
@@ -111,7 +112,7 @@ mod tests {
     #[test]
     fn ended_work_leaves_nothing_behind() {
         let (pending, key) = (Arc::new(Pending::default()), DedupKey::new("n", "a").unwrap());
-        let add = |token: [u8; 16]| pending.add([key.clone()].into(), token.into(), ());
+        let add = |token: [u8; 16]| pending.add([(key.clone(), ())].into_iter(), token.into());
         let (first, second) = (add([1; 16]), add([2; 16]));
         drop(first);
         assert!(pending.any(&key, |_, ()| true));

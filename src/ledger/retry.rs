@@ -12,6 +12,7 @@ use super::call::{self, Calls};
 use super::contract::Permanent;
 use super::held::{HeldLease, report};
 use super::times::delays;
+use crate::adapter::KeyedTerms;
 use crate::error::{StoreError, StoreErrorKind};
 use crate::key::{DedupKey, List};
 use crate::observe::{self, Meters};
@@ -47,7 +48,7 @@ pub(super) struct Background {
 pub(super) struct RetryJob {
     pub(super) write: Write,
     pub(super) calls: Calls,
-    pub(super) keys: List<DedupKey>,
+    pub(super) keys: List<KeyedTerms>,
 }
 
 /// The kind of a background write.
@@ -127,7 +128,7 @@ impl Background {
         guard: impl Send + 'static,
     ) {
         // Calls without a key reach no store.
-        let Some(key) = job.keys.first() else { return };
+        let Some(KeyedTerms { key, .. }) = job.keys.first() else { return };
         let (operation, report_done) = job.operation();
         let slots = match job.write {
             Write::Complete(_) => &self.completions,
@@ -150,7 +151,7 @@ impl Background {
                 }
                 tokio::time::sleep(delays.next().unwrap_or(LONGEST_DELAY).min(left)).await;
             };
-            let (meters, key) = (&job.calls.meters, &job.keys[0]);
+            let (meters, key) = (&job.calls.meters, &job.keys[0].key);
             match failed {
                 None => report_done(meters, key),
                 Some(error) => {

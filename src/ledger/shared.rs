@@ -8,15 +8,15 @@ use super::contract::Permanent;
 use super::pending::Pending;
 use super::renewal::Renewals;
 use super::retry::Background;
-use crate::adapter::contract::{Abilities, CallTerms, DedupAdapter};
+use crate::adapter::contract::{Abilities, DedupAdapter, StoredData};
 
 pub(super) struct Shared {
     pub(super) permanent: Permanent,
     pub(super) adapter: Arc<dyn DedupAdapter>,
     pub(super) abilities: Abilities,
     pub(super) renewals: Arc<Renewals>,
-    /// Keys that succeeded in this process and are not completed in the store yet, with the terms of their completion.
-    pub(super) completing: Arc<Pending<CallTerms>>,
+    /// Keys that succeeded in this process and are not completed in the store yet, with the data of their completion.
+    pub(super) completing: Arc<Pending<StoredData>>,
     /// On arrival: keys whose claims have no reply, with the times at which these were made.
     pub(super) claiming: Arc<Pending<Instant>>,
     /// On arrival: keys that deliveries with a 503 may have claimed, until they are released.
