@@ -87,7 +87,7 @@ use crate::run::{Called, Waiters, call};
 /// ```
 #[must_use = "a deduplicator does nothing until `run` is called"]
 pub struct Deduplicator<L = Lease> {
-    ledger: AnyLedger,
+    ledger: Arc<AnyLedger>,
     meters: Arc<MetersByNamespace>,
     waiters: Arc<Waiters>,
     settings: Settings,
@@ -352,7 +352,7 @@ impl<L: FailOpen> Deduplicator<L> {
 
 impl<L> Clone for Deduplicator<L> {
     fn clone(&self) -> Self {
-        let (ledger, meters) = (self.ledger.clone(), Arc::clone(&self.meters));
+        let (ledger, meters) = (Arc::clone(&self.ledger), Arc::clone(&self.meters));
         let (waiters, settings) = (Arc::clone(&self.waiters), self.settings);
         Self { ledger, meters, waiters, settings, types: PhantomData }
     }

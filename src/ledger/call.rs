@@ -26,6 +26,13 @@ use crate::replay::Replay;
 /// the future of a delivery stores it.
 type Operation = &'static [&'static str; 2];
 
+/// The reply of the store for one key, or what this process knows of the key. After an error of unknown outcome, the
+/// key may be held.
+pub(super) type Reply = Result<ClaimReply, StoreError>;
+
+/// A key that was claimed, and the reply.
+pub(super) type Claimed = (KeyedTerms, Reply);
+
 /// The calls of one delivery: to which store, on which terms, within which bound.
 #[derive(Clone)]
 pub(crate) struct Calls {
@@ -58,17 +65,16 @@ impl Calls {
         again
     }
 
-    /// Returns these calls for events, of which some may need more data, and some less.
+    /// Fetches what a claim of these events needs.
     ///
     /// The response to a multi-event delivery answered for other events too, so it is not replayed.
-    pub(super) fn fetching_for(mut self, events: &[Event]) -> Self {
+    pub(super) fn fetch_for(&mut self, events: &[Event]) {
         let has_second = events.iter().any(|event| event.second_identity().is_some());
         self.terms.fetch = match self.terms.fetch {
             Fetch::DigestAndResponse if events.len() != 1 => Fetch::Digest,
             Fetch::Nothing if has_second && self.abilities.stored_data => Fetch::Digest,
             fetch => fetch,
         };
-        self
     }
 
     /// Returns an identity of an event with the terms of its calls. With a second identity the store holds the SHA-256

@@ -21,20 +21,17 @@
 //! 7. A response is replayed to a delivery of one event only.
 
 use std::collections::HashSet;
+use std::future::Future;
+use std::mem::take;
+use std::ops::ControlFlow;
 
-use super::call::Calls;
+use super::call::{Calls, Claimed, Reply};
+use super::hold::Hold;
 use crate::adapter::KeyedTerms;
 use crate::adapter::contract::{ClaimReply, Fetch, Seen};
 use crate::error::{StoreError, StoreErrorKind};
 use crate::key::{DedupKey, Event, Keys, List};
 use crate::observe::{self, Meters};
-
-/// The reply of the store for one key, or what this process knows of the key. After an error of unknown outcome, the
-/// key may be held.
-pub(super) type Reply = Result<ClaimReply, StoreError>;
-
-/// An identity that was claimed, and the reply.
-pub(super) type Claimed = (KeyedTerms, Reply);
 
 /// Returns the events without repetitions: rule 4.
 pub(super) fn distinct(keys: &Keys) -> List<Event> {
@@ -52,24 +49,100 @@ pub(super) fn distinct(keys: &Keys) -> List<Event> {
     events.into()
 }
 
+/// Claims the identities of these events. Then the hold has only keys of events that do not run.
+///
+/// # Errors
+///
+/// No event runs, and a claim has failed.
+pub(super) fn claim_all<'h>(
+    hold: &'h mut Hold<'_>,
+    events: List<Event>,
+) -> impl Future<Output = Result<Resolution, StoreError>> + Send + 'h {
+    hold.calls.fetch_for(&events);
+    async move {
+        let asked = events.iter().map(|it| hold.asking(it, first_identity(it))).collect();
+        let first = hold.claim(asked).await;
+        let answered = match answered(events, first) {
+            ControlFlow::Break(resolution) => return Ok(resolution),
+            ControlFlow::Continue(answered) => answered,
+        };
+        if answered.iter().any(Answered::leads_to_key) {
+            // Boxed, because most events have one identity.
+            return Box::pin(claim_keys(hold, answered)).await;
+        }
+        conclude(hold, answered)
+    }
+}
+
+/// Takes the first replies. Most deliveries carry one event with one identity, which is new, and need no more.
+fn answered(events: List<Event>, first: List<Claimed>) -> ControlFlow<Resolution, Vec<Answered>> {
+    if let ([(_, Ok(ClaimReply::First { attempt, takeover }))], [event]) = (&*first, &*events)
+        && event.second_identity().is_none()
+    {
+        let (attempt, takeover) = (*attempt, *takeover);
+        let held = first.into_iter().map(|(it, _)| it).collect();
+        let resolution = Resolution { new: events, held, attempt, takeover, ..Default::default() };
+        return ControlFlow::Break(resolution);
+    }
+    let first = events.into_iter().zip(first);
+    ControlFlow::Continue(first.map(|(event, it)| Answered::first(event, it)).collect())
+}
+
+/// Claims the keys after their second identities.
+async fn claim_keys(
+    hold: &mut Hold<'_>,
+    mut answered: Vec<Answered>,
+) -> Result<Resolution, StoreError> {
+    hold.keys = answered.iter().flat_map(Answered::may_be_held).cloned().collect();
+    let later = answered.iter().filter(|it| it.leads_to_key());
+    let asked = later.map(|it| hold.asking(&it.event, it.event.key())).collect();
+    let mut claimed = hold.claim(asked).await.into_iter();
+    for later in answered.iter_mut().filter(|it| it.leads_to_key()) {
+        later.key = claimed.next();
+    }
+    let resolution = conclude(hold, answered)?;
+    if resolution.new.is_empty() && !hold.keys.is_empty() {
+        // Whoever runs nothing holds nothing. A release that fails continues in the background.
+        let _ = hold.release().await;
+    }
+    Ok(resolution)
+}
+
+/// Resolves the replies.
+fn conclude(hold: &mut Hold<'_>, answered: Vec<Answered>) -> Result<Resolution, StoreError> {
+    let Calls { terms, meters, .. } = &hold.calls;
+    let events = || answered.iter().map(|it| it.event.clone()).collect();
+    let failed = error(&answered).map(|error| (error, events()));
+    let mut resolution = resolve(answered, terms.fetch, meters);
+    hold.keys = take(&mut resolution.release);
+    match failed.filter(|_| resolution.new.is_empty()) {
+        Some((error, events)) if hold.fails_open(&error) => {
+            hold.keep();
+            Ok(Resolution::unprotected(events, &error, &hold.calls))
+        }
+        Some((error, _)) => Err(error),
+        None => Ok(resolution),
+    }
+}
+
 /// Returns the identity that is claimed first.
-pub(super) fn first_identity(event: &Event) -> &DedupKey {
+fn first_identity(event: &Event) -> &DedupKey {
     event.second_identity().unwrap_or(event.key())
 }
 
 /// An event with the replies that decide about it.
 #[derive(Debug)]
-pub(super) struct Answered {
-    pub(super) event: Event,
+struct Answered {
+    event: Event,
     /// `None` if the key is not claimed.
-    pub(super) key: Option<Claimed>,
+    key: Option<Claimed>,
     /// The second identity. `None` if there is none, or if it leaves the decision to the key: rule 2.
     second: Option<Claimed>,
 }
 
 impl Answered {
     /// Takes the identity that is claimed first.
-    pub(super) fn first(event: Event, claimed: Claimed) -> Self {
+    fn first(event: Event, claimed: Claimed) -> Self {
         let (key, second) = match &claimed.1 {
             _ if event.second_identity().is_none() => (Some(claimed), None),
             Ok(ClaimReply::Duplicate(seen))
@@ -83,7 +156,7 @@ impl Answered {
     }
 
     /// Returns `true` if the key is claimed after the second identity: rule 2.
-    pub(super) fn leads_to_key(&self) -> bool {
+    fn leads_to_key(&self) -> bool {
         let second = self.second.as_ref();
         self.key.is_none() && second.is_none_or(|(_, reply)| reply.as_ref().is_ok_and(is_first))
     }
@@ -93,20 +166,20 @@ impl Answered {
     }
 
     /// Returns the identities that were claimed, or whose claims have an unknown outcome.
-    pub(super) fn may_be_held(&self) -> impl Iterator<Item = &KeyedTerms> {
+    fn may_be_held(&self) -> impl Iterator<Item = &KeyedTerms> {
         self.claimed().filter(|(_, reply)| may_be_held(reply)).map(|(identity, _)| identity)
     }
 }
 
 /// Returns the error of a claim. Unreadable data may belong to a duplicate, so such an error comes first: it
 /// decides whether a handler runs.
-pub(super) fn error(answered: &[Answered]) -> Option<StoreError> {
+fn error(answered: &[Answered]) -> Option<StoreError> {
     let replies = answered.iter().flat_map(Answered::claimed);
     let errors = replies.filter_map(|(_, reply)| reply.as_ref().err());
     errors.min_by_key(|error| error.kind() != StoreErrorKind::Corrupt).cloned()
 }
 
-pub(super) fn is_first(reply: &ClaimReply) -> bool {
+fn is_first(reply: &ClaimReply) -> bool {
     matches!(reply, ClaimReply::First { .. })
 }
 
@@ -129,17 +202,17 @@ pub(super) struct Resolution {
     pub(super) attempt: u32,
     pub(super) takeover: bool,
     pub(super) in_flight: bool,
-    pub(super) duplicate: Option<Seen>,
+    duplicate: Option<Seen>,
     pub(super) mismatch: bool,
     /// Keys to release: rule 5.
-    pub(super) release: List<KeyedTerms>,
+    release: List<KeyedTerms>,
     /// The events run although the store has not replied.
     pub(super) is_unprotected: bool,
 }
 
 impl Resolution {
     /// Lets the events run although the store has not replied.
-    pub(super) fn unprotected(new: List<Event>, error: &StoreError, calls: &Calls) -> Self {
+    fn unprotected(new: List<Event>, error: &StoreError, calls: &Calls) -> Self {
         if let Some(event) = new.first() {
             observe::records::unprotected(&calls.meters, event.key(), error);
         }
@@ -206,7 +279,7 @@ impl Resolution {
 }
 
 /// Resolves the replies.
-pub(super) fn resolve(answered: Vec<Answered>, fetch: Fetch, meters: &Meters) -> Resolution {
+fn resolve(answered: Vec<Answered>, fetch: Fetch, meters: &Meters) -> Resolution {
     let mut resolution = Resolution::default();
     for event in answered {
         resolution.add(event, fetch, meters);

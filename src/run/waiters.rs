@@ -129,7 +129,7 @@ impl Waiter<'_> {
     /// The delivery may not run.
     pub(crate) async fn claim<A: Admission>(
         &self,
-        ledger: &AnyLedger,
+        ledger: &Arc<AnyLedger>,
         calls: &Calls,
         bound: Duration,
         admission: &mut A,
