@@ -41,8 +41,8 @@ const LEVELS: &[(&str, &str)] = &[
     ),
     (
         "ledger",
-        "call pending times < held contract < completion renewal retry resolve < shared < arrival \
-         < claims < lease < any",
+        "call times < contract lease < background completion renewal < arrival < hold < resolve \
+         < claim < begin",
     ),
     ("verify", "error < public_url < received < key < adyen data twilio < verifier < layer sign"),
     (

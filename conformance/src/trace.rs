@@ -128,8 +128,8 @@ impl DedupAdapter for Traced {
         is_complete -> bool
     );
 
-    fn completion(&self, keys: &[DedupKey], terms: &CallTerms) -> Result<Completion, StoreError> {
-        self.adapter().completion(keys, terms)
+    fn completion(&self, keys: &[(&DedupKey, &CallTerms)]) -> Result<Completion, StoreError> {
+        self.adapter().completion(keys)
     }
 }
 

@@ -40,10 +40,9 @@ macro_rules! adapter_around {
 
             fn completion(
                 &self,
-                keys: &[DedupKey],
-                terms: &CallTerms,
+                keys: &[(&DedupKey, &CallTerms)],
             ) -> Result<Completion, StoreError> {
-                self.inner().completion(keys, terms)
+                self.inner().completion(keys)
             }
         }
 

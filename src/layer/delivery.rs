@@ -96,7 +96,7 @@ where
     /// Claims the keys, and waits if the policy says so.
     async fn claim(&mut self) -> Plan<ResBody, S::Error> {
         let DedupLayer { ledger, config, .. } = &*self.layer;
-        let calls = config.calls(ledger, self.payloads.as_ref(), config.fetch());
+        let calls = config.calls(ledger, config.fetch());
         let begun = ledger.begin(&self.keys, calls).await;
         match (&begun, self.layer.config.on_in_flight) {
             // Boxed, because most deliveries do not wait and their future stays small.
@@ -119,7 +119,7 @@ where
             return Plan::End((Outcome::Overloaded, answer::own(DedupAnswer::InFlight, config)));
         };
         let _waiting = config.meters.waiting();
-        let calls = config.calls(ledger, self.payloads.as_ref(), config.fetch());
+        let calls = config.calls(ledger, config.fetch());
         match waiter.claim(ledger, &calls, bound, &mut admission).await {
             Ok(begun) => self.plan(begun),
             Err(NotAdmitted::Full) => Plan::End(self.own(Outcome::Overloaded)),

@@ -129,7 +129,7 @@ impl Waiter<'_> {
     /// The delivery may not run.
     pub(crate) async fn claim<A: Admission>(
         &self,
-        ledger: &AnyLedger,
+        ledger: &Arc<AnyLedger>,
         calls: &Calls,
         bound: Duration,
         admission: &mut A,
@@ -167,7 +167,7 @@ impl Waiter<'_> {
             }
             let is_undecided = matches!(begun, Ok(Begin::InFlight) | Err(_));
             if !is_undecided || Instant::now() >= deadline {
-                let is_in_flight = begun.is_err() && calls.is_open();
+                let is_in_flight = begun.is_err() && calls.fails_open;
                 return Ok(if is_in_flight { Ok(Begin::InFlight) } else { begun });
             }
         }

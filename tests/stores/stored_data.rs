@@ -46,8 +46,8 @@ fn stored(claimed: &ClaimReply) -> Option<Arc<StoredData>> {
 async fn complete<A: DedupAdapter>(adapter: &A) {
     for id in 0..KEYS {
         let key = dedup_key(&id.to_string());
-        let payload = (key.clone(), [u8::try_from(id).unwrap(); 32]);
-        let mine = terms().with_payloads([payload]).with_response(response(id).into());
+        let payload = [u8::try_from(id).unwrap(); 32];
+        let mine = terms().with_payload_sha256(payload).with_response(response(id).into());
         assert_eq!(adapter.complete(&key, &mine).await.unwrap(), CompleteReply::Inserted);
     }
 }

@@ -328,19 +328,17 @@ pub(super) async fn event_type_is_stored_with_a_new_key(store: Case) {
         [("claim", leased), ("claim", complete_at_once), ("renew", leased), ("complete", leased)];
     for (number, (call, terms)) in insertions.into_iter().enumerate() {
         let (typed, none) = (key(&format!("{number} typed")), key(&format!("{number} none")));
-        let with = |terms: CallTerms, name| {
-            terms.with_event_types([(typed.clone(), format!("{name} {number}"))])
-        };
+        let with =
+            |terms: CallTerms, name: &str| terms.with_event_type(&format!("{name} {number}"));
         let is = async |name: &str| {
             assert_eq!(stored(&typed).await, Some(format!("{name} {number}")), "{call}");
             assert_eq!(stored(&none).await, None, "{call}");
         };
-        let (first, new) = (with(terms(), "first"), with(terms(), "new"));
-        reply(&adapter, call, &typed, &first).await;
-        reply(&adapter, call, &none, &first).await;
+        reply(&adapter, call, &typed, &with(terms(), "first")).await;
+        reply(&adapter, call, &none, &terms()).await;
         is("first").await;
         // The types that later claims bring are dropped: a takeover or a duplicate, and its completion.
-        let late = leased().with_event_types([(none.clone(), "late")]);
+        let late = leased().with_event_type("late");
         store.advance(LEASE + SLACK).await;
         for (key, terms) in [(&typed, with(leased(), "other")), (&none, late)] {
             adapter.claim(key, &terms).await.unwrap();
@@ -350,8 +348,8 @@ pub(super) async fn event_type_is_stored_with_a_new_key(store: Case) {
         // The key is new again after its retention, but not for a renewal.
         store.advance(RETENTION + SLACK).await;
         let call = if call == "renew" { "claim" } else { call };
-        reply(&adapter, call, &typed, &new).await;
-        reply(&adapter, call, &none, &new).await;
+        reply(&adapter, call, &typed, &with(terms(), "new")).await;
+        reply(&adapter, call, &none, &terms()).await;
         is("new").await;
     }
 }

@@ -75,7 +75,7 @@ impl<const FAULT: u8> DedupAdapter for Wrapped<FAULT> {
                 return Ok(last.filter(|_| mixed.0 > 0).or_else(|| mixed.1.clone()).unwrap());
             }
             if matches!(FAULT, STORES_LATE | OVERWRITES_DATA) && terms.fetch() == Fetch::Digest {
-                let digest = terms.stored_data_for(key).and_then(|data| data.payload_sha256);
+                let digest = terms.payload_sha256();
                 let claimed = self.inner.claim(key, terms).await?;
                 let is_first = matches!(claimed, ClaimReply::First { .. });
                 if FAULT == STORES_LATE && is_first {
