@@ -1,5 +1,5 @@
-//! A model check of the rules of an inbox. An inbox is a service around the layer: it stores a delivery, answers *stored*,
-//! and calls the application again until the ledger says that every event of the request is complete.
+//! A model check of the rules of an inbox. An inbox is a service around the layer: it stores a delivery, answers
+//! *stored*, and calls the application again until the ledger says that every event of the request is complete.
 //!
 //! # The model
 //!
@@ -10,7 +10,8 @@
 //! A handler fails, answers 422, or dies with its process. A call of the inbox's table fails, or is executed and loses
 //! its reply. The key store is unavailable. The inbox's database crashes, and loses what was not durable. A turn or a
 //! lease lapses under a run. An operator forgets a key, or retries a parked row. A key or a row expires. A layer is
-//! switched to shadow or off. A new version of the application has other keys, no route, or a fallback that answers 200.
+//! switched to shadow or off. A new version of the application has other keys, no route, or a fallback that answers
+//! 200.
 //!
 //! # The properties
 //!
