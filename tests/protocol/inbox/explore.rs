@@ -2,14 +2,13 @@
 //!
 //! It is not stateright's, because it also checks that from every state an end can be reached without a further fault.
 
-use std::collections::HashMap;
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use super::model::{Model, Step};
 use super::state::State;
 
-const FOR_EVER: &str = "for ever: from here no end is reached";
+pub(crate) const FOR_EVER: &str = "for ever: from here no end is reached";
 
 /// What a search has found.
 #[derive(Debug)]

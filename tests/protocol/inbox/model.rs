@@ -474,7 +474,7 @@ impl Model<'_> {
         }
         let claimed = std::mem::take(&mut state.runs[who].claimed);
         for key in members(claimed).filter(|_| self.holds(Rule::Ledger)) {
-            // In a transaction the first COMMIT wins, whoever has the lease. In shadow the layer completes by its lease.
+            // In a transaction the first COMMIT wins, whoever has the lease. In shadow, the layer completes by lease.
             let is_own = matches!(state.keys[key], Key::Free) || state.keys[key] == Key::Held(who);
             if is_own || is_transaction {
                 state.keys[key] = Key::Complete(body);

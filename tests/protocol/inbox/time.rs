@@ -140,6 +140,7 @@ impl Model<'_> {
                 return;
             }
             next.rows.retain(|row| !is_of(row));
+            self.forgive(&mut next, 1 << event);
         }
         next.keys[event] = Key::Free;
         steps.paid(None, "a key expires", next);

@@ -2,7 +2,7 @@
 
 use super::state::Mask;
 
-/// A rule of the inbox. Without it there is a violation: `LEFT_OUT` in `main.rs` names the world.
+/// A rule of the inbox. `LEFT_OUT` in `main.rs` names a world that has a violation without it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Rule {
     // *Stored* and the row.
@@ -20,14 +20,15 @@ pub(crate) enum Rule {
     AnsweredInBatch,
     /// A delivery whose row exists makes a waiting or parked row due.
     Wakes,
-    /// Each *stored* raises the version, and a row is deleted only in the version in which it was taken.
+    /// A row is deleted only in the version in which it was taken. Each *stored* raises the version, but that of a run
+    /// which reschedules the row.
     Versions,
     /// A run that raises the version itself adds 1 to the version that it took. It does not take the version that the
     /// statement returns.
     OwnVersion,
     /// After a failure, *stored* leaves only if the write found the row.
     StillThere,
-    /// Without a row, a delivery goes to the ledger, and its answer is the sender's.
+    /// If the table fails, the delivery goes to the ledger without a row, and the answer is the sender's.
     Passes,
 
     // The row's key.
