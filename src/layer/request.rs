@@ -142,7 +142,9 @@ impl<S, L, B> Run<S, L, B> {
             Extracted::Keys(keys) => Ok(keys),
             Extracted::Bypass => Ok(Keys::none()),
             Extracted::Missing => match config.on_missing_key {
-                OnMissingKey::Reject => Err(KeyError::new(KeyErrorKind::Missing, "the key")),
+                OnMissingKey::Reject => {
+                    Err(KeyError::new(KeyErrorKind::Missing, config.key.place()))
+                }
                 OnMissingKey::PassThrough => Ok(Keys::none()),
             },
         }

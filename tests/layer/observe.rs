@@ -220,6 +220,26 @@ fn every_outcome_has_its_record_and_its_metrics() {
         // What is wrong with the request.
         let (record, _) = ends(test(), "  ", ["invalid_key", "WARN", "400"]).await;
         is(&record, "error", "header webhook-id is empty");
+        // Most often the pointer or the name is wrong.
+        let stripe = key::json("/account").and(key::json("/id")).or(key::json("/id"));
+        for (key, place) in [
+            (key::header("x-id").namespace("test"), "the key (header x-id)"),
+            (
+                stripe.namespace("test"),
+                "the key (JSON value /account|JSON value /id or JSON value /id)",
+            ),
+            (
+                key::form("a").optional().and(key::query("b")).namespace("test"),
+                "the key (form field a?|query parameter b)",
+            ),
+            (key::body_digest().namespace("test"), "the key (the body)"),
+        ] {
+            let layer = DedupLayer::new(key, Arc::clone(&store));
+            let content = if place.contains("JSON") { "{}" } else { "" };
+            let row = ["invalid_key", "WARN", "400"];
+            let (record, _) = reported(watch, layer, &handler, body("d", content), row).await;
+            is(&record, "error", &format!("{place} is missing"));
+        }
         let broken = futures_util::stream::iter([Err::<&str, _>("the upload breaks")]);
         let slow = futures_util::stream::pending::<Result<&str, &str>>();
         for (body_of, row) in [
