@@ -35,7 +35,7 @@ pub mod guide {
 
     pages! {
         how_it_works keys providers verification transactions responses
-        idempotency recipes testing production incidents
+        idempotency inbox recipes testing production incidents
     }
 }
 mod idempotency;
@@ -61,8 +61,8 @@ pub use extract::DeliveryRejection;
 pub use key::extractor::KeyExtractor;
 pub use key::id::{DedupKey, LogIds};
 pub use layer::{
-    Dedup, DedupHandle, DedupLayer, Disposition, Mode, OnInFlight, OnMismatch, OnMissingKey,
-    OnUnavailable, ResponseBody, ResponseFuture, Verified,
+    Dedup, DedupHandle, DedupLayer, DedupSettings, DeliveryEnd, Disposition, Mode, OnInFlight,
+    OnMismatch, OnMissingKey, OnUnavailable, ResponseBody, ResponseFuture, Verified,
 };
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub use ledger::completion::DedupTx;

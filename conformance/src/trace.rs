@@ -146,6 +146,10 @@ impl MaintenanceAdapter for Traced {
         self.noted(|| format!("get {:?}", key.id()), self.maintained().get(key))
     }
 
+    fn get_many<'a>(&'a self, keys: &'a [DedupKey]) -> StoreFuture<'a, Vec<Option<Entry>>> {
+        self.noted(|| format!("get {} keys", keys.len()), self.maintained().get_many(keys))
+    }
+
     fn list<'a>(
         &'a self,
         filter: &'a ListFilter,

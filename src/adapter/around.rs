@@ -60,6 +60,10 @@ macro_rules! adapter_around {
                 self.inner().get(key)
             }
 
+            fn get_many<'a>(&'a self, keys: &'a [DedupKey]) -> StoreFuture<'a, Vec<Option<Entry>>> {
+                self.inner().get_many(keys)
+            }
+
             fn list<'a>(
                 &'a self,
                 filter: &'a ListFilter,

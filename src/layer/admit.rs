@@ -23,6 +23,7 @@ use super::answer::{self, Ending, panic_message};
 use super::body::{BODY_LIMIT, raise_limit_of_axum};
 use super::body::{BodyFault, ResponseBody};
 use super::builder::DedupLayer;
+use super::end::{self, DeliveryEnd};
 use super::gate::Permit;
 use super::mode::Mode;
 use super::request::{NOT_VERIFIED, Run, caught};
@@ -62,7 +63,7 @@ where
             raise_limit_of_axum(&mut self.head.extensions, self.layer.config.body_limit);
         }
         if !self.layer.config.deduplicates(&self.head.method) {
-            return self.forward();
+            return self.forward(None);
         }
         // The only read of the mode, because a delivery keeps its mode to its end.
         match self.layer.gate.mode.get() {
@@ -157,7 +158,7 @@ where
         let fault = self.read_in_shadow();
         if self.keys.is_empty() && fault.is_none() {
             self.report.emit(Outcome::Bypass, &[], &self.layer.config.meters);
-            return self.forward();
+            return self.forward(None);
         }
         if self.is_nested(Delivery::is_judged) {
             return self.forward_nested();
@@ -184,7 +185,7 @@ where
             delivery.set_request(&keys);
             self.head.extensions.insert(delivery);
         }
-        self.forward()
+        self.forward(Some(DeliveryEnd::Undecided))
     }
 
     /// Lets a request through that an outer layer runs.
@@ -194,7 +195,7 @@ where
             observe::records::nested(meters.namespace());
         }
         self.report.emit(Outcome::Bypass, keys.events(), meters);
-        self.forward()
+        self.forward(None)
     }
 
     /// Starts a delivery that has its permit, if it needs one. It runs to its end, whatever the caller
@@ -205,9 +206,13 @@ where
         run_detached(Box::pin(self.to_the_end()), layer, span, cx)
     }
 
-    fn forward(mut self) -> Dispatch<ResBody, S::Error> {
+    /// Calls the inner service. The response reports this end.
+    fn forward(mut self, end: Option<DeliveryEnd>) -> Dispatch<ResBody, S::Error> {
         let request = Request::from_parts(self.head, B::from(self.body));
-        let response = self.inner.call(request).map_ok(|it| it.map(ResponseBody::inner));
+        let response = self.inner.call(request).map_ok(move |mut response| {
+            end::set(&mut response, end);
+            response.map(ResponseBody::inner)
+        });
         Dispatch::Waiting(Box::pin(response.map(Ok)))
     }
 }

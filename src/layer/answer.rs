@@ -12,6 +12,7 @@ use http::{HeaderName, Response};
 
 use super::body::ResponseBody;
 use super::config::{Config, WithoutResponse};
+use super::end::{self, DeliveryEnd};
 use crate::adapter::contract::{Seen, StoredResponse};
 use crate::observe::{DedupAnswer, Outcome};
 
@@ -75,7 +76,27 @@ fn dressed<B, E>(
         response.headers_mut().insert(HeaderName::clone(name), value);
     }
     response.extensions_mut().insert(answer);
+    end::set(&mut response, end_of(answer));
     Ok(Ok(response.map(ResponseBody::full)))
+}
+
+/// Returns what an answer of the layer's own says of the delivery's events.
+fn end_of(answer: DedupAnswer) -> Option<DeliveryEnd> {
+    match answer {
+        DedupAnswer::Duplicate | DedupAnswer::ResponseNotStored => Some(DeliveryEnd::Complete),
+        DedupAnswer::Mismatch => Some(DeliveryEnd::Mismatch),
+        DedupAnswer::InFlight | DedupAnswer::Unavailable => Some(DeliveryEnd::InFlight),
+        DedupAnswer::HandlerTimeout | DedupAnswer::Uncommitted | DedupAnswer::BrokenResponse => {
+            Some(DeliveryEnd::Released)
+        }
+        DedupAnswer::InvalidKey
+        | DedupAnswer::TooLarge
+        | DedupAnswer::BrokenBody
+        | DedupAnswer::SlowBody
+        | DedupAnswer::Unverified
+        | DedupAnswer::Unscoped
+        | DedupAnswer::Handshake => None,
+    }
 }
 
 /// Returns whole seconds, rounded up: the sender must not come back too early.

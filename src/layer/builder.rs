@@ -54,6 +54,7 @@ use crate::replay::Replay;
 /// | [`replay`](Self::replay) | off: duplicates get an empty response |
 /// | [`require_verified`](Self::require_verified) | off |
 /// | [`log_ids`](Self::log_ids) | the id; hashed for `idempotency_key` |
+/// | [`failures_are_retried`](Self::failures_are_retried) | as the preset's sender does |
 ///
 /// A setter stores its value, and changes no value silently. [`checked`](Self::checked) reports what is invalid, for
 /// values from a file or an adapter that is chosen at run time. A layer with an invalid value panics when it is applied
@@ -392,6 +393,15 @@ impl<L, B> DedupLayer<L, B> {
     pub fn log_ids(mut self, ids: LogIds) -> Self {
         let KeyExtractor { namespace, tried_once, .. } = &self.config.key;
         self.config.meters = Arc::new(Meters::new(namespace, *tried_once, ids));
+        self
+    }
+
+    /// States that a failed delivery comes again, although the preset's sender does not deliver again after a response: a
+    /// layer outside does, or a job of yours. Such a failure is logged at INFO then, and not as a lost event.
+    pub fn failures_are_retried(mut self) -> Self {
+        let Config { key, meters, .. } = &mut self.config;
+        key.tried_once = false;
+        *meters = Arc::new(Meters::new(&key.namespace, false, meters.log_ids));
         self
     }
 

@@ -36,6 +36,7 @@ use super::answer::{self, Ended, Ending};
 use super::body::ResponseBody;
 use super::builder::DedupLayer;
 use super::config::Config;
+use super::end::{self, DeliveryEnd, set_end};
 use super::gate::{Admitted, NotAdmitted};
 use super::policy::{OnInFlight, OnMismatch};
 use super::request::Run;
@@ -180,6 +181,7 @@ where
             } else {
                 self.head.extensions.insert(RunsWithoutKey);
             }
+            let is_elsewhere = instead == Some(Outcome::InFlight);
             let is_head = self.head.method == Method::HEAD;
             let called = self.call(self.layer.config.times.handler_timeout).await;
             let config = &self.layer.config;
@@ -201,6 +203,7 @@ where
                 ((Outcome::Completed, _), ..) => Some(HandlerSuccess::default()),
                 _ => None,
             };
+            let is_permanent = claim.is_none();
             let settled = match claim {
                 Some(claim) => claim.settle(success).await,
                 None => Settled::Done,
@@ -212,6 +215,20 @@ where
                 ended = other;
             }
             self.set_retry_after(&mut ended.1);
+            match &delivery {
+                None => set_end(&mut ended.1, None),
+                Some(it) if it.is_unprotected() => {
+                    set_end(&mut ended.1, Some(DeliveryEnd::Undecided));
+                }
+                Some(_) if matches!(ended.0, Outcome::Failed | Outcome::HandlerTimeout) => {
+                    // On arrival, the key is complete since its claim.
+                    let end =
+                        if is_permanent { DeliveryEnd::Complete } else { DeliveryEnd::Released };
+                    let end = if is_elsewhere { DeliveryEnd::InFlight } else { end };
+                    set_end(&mut ended.1, Some(end));
+                }
+                Some(_) => {}
+            }
             ended
         }
     }
@@ -291,9 +308,12 @@ pub(super) fn judge<ResBody, E>(
     let (head, body) = response.into_parts();
     report.status = Some(head.status);
     let is_success = catch_unwind(AssertUnwindSafe(|| is_success(&head)));
-    let response = Response::from_parts(head, ResponseBody::inner(body));
+    let mut response = Response::from_parts(head, ResponseBody::inner(body));
     match is_success {
-        Ok(true) => (Outcome::Completed, Ok(Ok(response))),
+        Ok(true) => {
+            end::set(&mut response, Some(DeliveryEnd::Complete));
+            (Outcome::Completed, Ok(Ok(response)))
+        }
         Ok(false) => (Outcome::Failed, Ok(Ok(response))),
         Err(panic) => (Outcome::Panicked, Err(panic)),
     }

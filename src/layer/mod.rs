@@ -42,6 +42,7 @@ mod body;
 mod builder;
 mod config;
 mod delivery;
+mod end;
 mod gate;
 mod handle;
 mod mode;
@@ -49,6 +50,7 @@ mod paths;
 mod policy;
 mod request;
 mod service;
+mod settings;
 mod shadow;
 mod stored;
 
@@ -56,7 +58,9 @@ pub use body::ResponseBody;
 #[cfg(feature = "verify")]
 pub(crate) use body::{BODY_LIMIT, BODY_TIMEOUT, Collect};
 pub use builder::DedupLayer;
+pub use end::DeliveryEnd;
 pub use handle::DedupHandle;
 pub use mode::Mode;
 pub use policy::{Disposition, OnInFlight, OnMismatch, OnMissingKey, OnUnavailable, Verified};
 pub use service::{Dedup, ResponseFuture};
+pub use settings::DedupSettings;

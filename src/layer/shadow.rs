@@ -18,6 +18,7 @@ use tower_service::Service;
 
 use super::answer::{Ended, Ending};
 use super::delivery::judge;
+use super::end::{DeliveryEnd, set_end};
 use super::request::{NOT_VERIFIED, Run, caught};
 use crate::adapter::contract::Fetch;
 use crate::delivery::{Delivery, Verdict};
@@ -163,6 +164,7 @@ where
             self.wake_waiters(claimed);
         }
         self.set_retry_after(&mut ended.1);
+        set_end(&mut ended.1, Some(DeliveryEnd::Undecided));
         ended
     }
 

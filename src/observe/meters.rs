@@ -19,7 +19,7 @@ use crate::key::LogIds;
 pub(crate) struct Meters {
     pub(super) namespace: Arc<str>,
     /// How log records name the ids of the keys.
-    pub(super) log_ids: LogIds,
+    pub(crate) log_ids: LogIds,
     /// The sender does not deliver again after a response.
     pub(super) is_tried_once: bool,
     /// `true` once `nested layers` was logged.

@@ -4,6 +4,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use http::HeaderMap;
+use http::header::Entry;
 use http::request::Parts;
 
 use super::error::{Refusal, VerifierError};
@@ -122,6 +124,15 @@ impl Verifier {
             }
         }
         Err(Refusal::Forged)
+    }
+
+    /// Marks the headers whose values are secrets.
+    pub(super) fn mark_tokens(&self, headers: &mut HeaderMap) {
+        if self.scheme.proof == Proof::Token
+            && let Ok(Entry::Occupied(mut tokens)) = headers.try_entry(self.scheme.header)
+        {
+            tokens.iter_mut().for_each(|token| token.set_sensitive(true));
+        }
     }
 
     /// Returns the URL that the sender has to have signed, without its query, which may name persons; `None` if

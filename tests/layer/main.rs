@@ -6,6 +6,7 @@ mod compare_payload;
 mod composition;
 mod deduplicator;
 mod delivery;
+mod ends;
 mod faults;
 mod hooked;
 mod idempotency;

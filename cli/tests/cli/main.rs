@@ -7,6 +7,7 @@ mod import;
 mod key;
 mod keys;
 mod locks;
+mod missed;
 mod redis;
 mod redis_rights;
 mod roles;

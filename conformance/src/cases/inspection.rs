@@ -119,6 +119,40 @@ pub(super) async fn stats_count_each_state_and_its_oldest_key(store: Case) {
     assert_eq!((counted(&stats), stats.rows - stats.expired), ([2, 1, 1, 2], 6));
 }
 
+/// The entries of many keys come in the order of the keys, as `get` returns them without stored data.
+pub(super) async fn entries_of_many_keys_are_those_of_each(store: Case) {
+    let adapter = store.adapter();
+    populate(&store).await;
+    let ids =
+        ["lapsed", "none", "failed", "expired", "in-flight", COMPLETE[1], "in-flight-for-long"];
+    let mut keys: Vec<_> =
+        ids.into_iter().chain([COMPLETE[0], "failed", "none"]).map(key).collect();
+    keys.push(in_namespace("other", "complete"));
+    // Another key of the same id.
+    keys.push(in_namespace("other", "failed"));
+    let many = adapter.get_many(&keys).await.unwrap();
+    assert_eq!(many.len(), keys.len());
+    for (key, many) in keys.iter().zip(many) {
+        let entry = adapter.get(key).await.unwrap();
+        assert!(many.as_ref().is_none_or(|entry| entry.stored.is_none()), "{many:?}");
+        // A store may compute the times from the age of the row, each time anew.
+        let state = |entry: Option<Entry>| {
+            entry.map(|entry| (entry.state, entry.attempts, entry.takeover, entry.event_type))
+        };
+        assert_eq!(state(many), state(entry), "{:?}", key.id());
+    }
+    assert_eq!(adapter.get_many(&[]).await.unwrap(), []);
+    // More than a store reads at once.
+    let keys: Vec<_> = (0..3_000).map(|number| key(&format!("many {number}"))).collect();
+    let some = |number: &usize| number.is_multiple_of(7);
+    for number in (0..keys.len()).filter(some).step_by(20) {
+        adapter.claim(&keys[number], &complete_at_once()).await.unwrap();
+    }
+    let many = adapter.get_many(&keys).await.unwrap();
+    let found: Vec<_> = (0..keys.len()).filter(|number| many[*number].is_some()).collect();
+    assert!(found.iter().copied().eq((0..keys.len()).filter(some).step_by(20)), "{found:?}");
+}
+
 /// A store without the ability refuses a list.
 pub(super) async fn list_is_unsupported_without_the_ability(store: Case) {
     let adapter = store.adapter();

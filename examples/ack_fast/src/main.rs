@@ -5,6 +5,10 @@
 //! cargo run -p ack_fast -- --database-url postgres://…
 //! ```
 //!
+//! For who has a queue, or needs one: several jobs of one event, priorities, schedules, jobs that another
+//! program runs. For a sender that never retries, or a handler that is slower than the sender waits, the
+//! [inbox](tower_dedup::guide::inbox) is less: no job, no worker and no dead letters of your own.
+//!
 //! Many senders wait for a few seconds only, and some never retry. So the handler does no work: it
 //! enqueues a job in the transaction that completes the event's key. Both commit before the sender sees
 //! its 202, or neither does and the sender retries. A duplicate enqueues nothing.

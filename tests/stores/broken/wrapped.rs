@@ -32,6 +32,7 @@ pub(super) const CLAIMS_UNPOLLED: u8 = 13;
 pub(super) const COUNTS_NO_ATTEMPTS: u8 = 14;
 pub(super) const COUNTS_FORGOTTEN: u8 = 15;
 pub(super) const IGNORES_THE_PAST: u8 = 16;
+pub(super) const SORTS_ENTRIES: u8 = 17;
 
 pub(super) struct Wrapped<const FAULT: u8> {
     inner: MemoryAdapter,
@@ -186,6 +187,16 @@ impl<const FAULT: u8> MaintenanceAdapter for Wrapped<FAULT> {
                 }
             }
             Ok(entry)
+        })
+    }
+
+    fn get_many<'a>(&'a self, keys: &'a [DedupKey]) -> StoreFuture<'a, Vec<Option<Entry>>> {
+        Box::pin(async move {
+            let mut entries = self.inner.get_many(keys).await?;
+            if FAULT == SORTS_ENTRIES {
+                entries.sort_by_key(Option::is_none);
+            }
+            Ok(entries)
         })
     }
 

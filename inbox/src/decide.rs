@@ -1,0 +1,124 @@
+//! What becomes of a row after a run.
+//!
+//! 1. Only the ledger's word deletes a row whose sender was told *stored*: no status does, and no answer to a redelivery.
+//! 2. A row whose sender was never told anything but a failure may end by that failure: then all is as without an inbox.
+//! 3. An attempt is an ending of the handler. What another delivery runs, what is not known, and what reached no layer
+//!    counts none.
+
+use std::any::Any;
+use std::time::Duration;
+
+use http::{Response, StatusCode};
+use tower_dedup::DeliveryEnd;
+
+use crate::row::{Counts, Fate, Parked};
+use crate::settings::Settings;
+
+/// How a run has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum End {
+    /// The service responded.
+    Response { end: Option<DeliveryEnd>, status: StatusCode },
+    /// It returned an error, or panicked.
+    Failed,
+    /// The runtime has dropped its task.
+    Dropped,
+}
+
+/// How often the row has run, and what its sender knows.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct History {
+    pub(crate) attempts: i32,
+    pub(crate) misrouted: i32,
+    /// The sender was told *stored*.
+    pub(crate) answered: bool,
+    pub(crate) is_redelivery: bool,
+}
+
+impl History {
+    /// Of a delivery that has just been stored.
+    pub(crate) const NEW: Self =
+        Self { attempts: 0, misrouted: 0, answered: false, is_redelivery: false };
+}
+
+/// What becomes of the row, and whether the sender is told *stored* in place of the response.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Decision {
+    pub(crate) fate: Fate,
+    pub(crate) is_stored: bool,
+}
+
+/// How soon a row runs again that another delivery runs, or whose state is not known.
+const SOON: Duration = Duration::from_secs(5);
+
+impl End {
+    pub(crate) fn of<B, E>(called: &Result<Result<Response<B>, E>, Box<dyn Any + Send>>) -> Self {
+        match called {
+            Ok(Ok(response)) => {
+                let end = response.extensions().get().copied();
+                Self::Response { end, status: response.status() }
+            }
+            Ok(Err(_)) | Err(_) => Self::Failed,
+        }
+    }
+
+    /// Returns what an operator reads.
+    pub(crate) fn text(self) -> String {
+        match self {
+            Self::Response { end: Some(end), status } => format!("{} {end:?}", status.as_u16()),
+            Self::Response { end: None, status } => status.as_u16().to_string(),
+            Self::Failed => "an error or a panic".to_owned(),
+            Self::Dropped => "the runtime ended".to_owned(),
+        }
+    }
+}
+
+/// Returns the delay, ± 20 %.
+pub(crate) fn spread(delay: Duration) -> Duration {
+    delay.mul_f64(rand::random_range(0.8..1.2))
+}
+
+pub(crate) fn decide(settings: &Settings, end: End, history: History) -> Decision {
+    let stored = |fate| Decision { fate, is_stored: true };
+    let response = |fate| Decision { fate, is_stored: false };
+    let again = |counts, after| Fate::Due { after: spread(after), counts };
+    let failed = || {
+        let attempt = |delay| again(Counts::Attempt, delay);
+        stored(settings.delay(history.attempts).map_or(Fate::Park(Parked::Failed), attempt))
+    };
+    let answered = history.answered;
+    match end {
+        End::Response { end: Some(DeliveryEnd::Complete), .. } => response(Fate::Delete),
+        End::Response { end: Some(DeliveryEnd::Mismatch), .. } => {
+            response(if answered { Fate::Park(Parked::Mismatch) } else { Fate::Delete })
+        }
+        End::Response { end: Some(DeliveryEnd::Released), status } if !answered => {
+            match status.as_u16() {
+                400 | 405 | 410 | 413 | 414 | 415 | 422 => response(Fate::Park(Parked::Refused)),
+                401 | 403 => response(Fate::Delete),
+                _ => failed(),
+            }
+        }
+        End::Response { end: Some(DeliveryEnd::Released), .. } | End::Failed => failed(),
+        End::Response { end: Some(DeliveryEnd::InFlight), .. } | End::Dropped => {
+            stored(again(Counts::Nothing, SOON))
+        }
+        // Undecided, or nothing at all.
+        End::Response { .. } if !answered && !history.is_redelivery => response(Fate::Delete),
+        End::Response { .. } => {
+            let delay = settings.delay(history.attempts).unwrap_or(SOON);
+            response(again(Counts::Nothing, delay))
+        }
+    }
+}
+
+/// Returns what becomes of a row whose redelivery has reached no layer with its keys. `status` is that of the answer, if
+/// there is one and a handler may have run.
+pub(crate) fn misrouted(settings: &Settings, status: Option<StatusCode>, history: History) -> Fate {
+    let ran_nothing = status
+        .is_none_or(|it| matches!(it.as_u16(), 401 | 403 | 404 | 405 | 408 | 413 | 429 | 503));
+    match settings.delay(history.misrouted) {
+        Some(delay) if ran_nothing => Fate::Due { after: spread(delay), counts: Counts::Misrouted },
+        _ => Fate::Park(Parked::Misrouted),
+    }
+}

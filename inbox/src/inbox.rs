@@ -1,0 +1,437 @@
+//! [`Inbox`]: its settings, its table, and what its layers and its loop share.
+
+use std::collections::HashMap;
+use std::convert::Infallible;
+use std::fmt;
+use std::future::Future;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body_util::Full;
+use tokio::sync::Notify;
+use tokio::time::Instant;
+use tokio_util::task::TaskTracker;
+use tower_dedup::{DedupHandle, DedupLayer, Mode};
+use tower_service::Service;
+
+use crate::around::{Around, Releases};
+use crate::ender::Ender;
+use crate::inspect::{Count, Selection, ShownRequest, ShownRow};
+use crate::observe;
+use crate::row::{Change, NewRow, Place};
+use crate::run;
+use crate::settings::{InboxError, Settings};
+use crate::table::{Changed, Stored, Table, TableError};
+use crate::writer::Writer;
+
+/// Stores deliveries before they are handled, and delivers again what has not ended.
+///
+/// | setting | default |
+/// |---|---|
+/// | [`answer_within`](Self::answer_within) | 5 s |
+/// | [`delays`](Self::delays) | 5 s, 30 s, 2 min, 10 min, 30 min, 1 h, 2 h, 4 h, 8 h, 8 h, each ± 20 %: a day |
+/// | [`slots`](Self::slots) | 16 |
+/// | [`turn`](Self::turn) | 60 s |
+/// | [`later`](Self::later) | off |
+/// | [`max_waiting`](Self::max_waiting) | 1,000,000 rows, and 4 GiB |
+/// | [`table`](Self::table) | `webhook_inbox` |
+///
+/// # Clone
+///
+/// A clone is a handle to the same inbox. A setting makes an inbox of its own: set it up before it is used or cloned.
+#[derive(Clone)]
+pub struct Inbox {
+    place: Where,
+    service: String,
+    settings: Settings,
+    core: Arc<OnceLock<Arc<Core>>>,
+}
+
+/// The database of the table.
+#[derive(Clone)]
+enum Where {
+    #[cfg(feature = "postgres")]
+    Postgres(sqlx::PgPool),
+    #[cfg(feature = "sqlite")]
+    Sqlite(sqlx::sqlite::SqliteConnectOptions),
+}
+
+/// What the layers and the loop of an inbox share.
+pub(crate) struct Core {
+    pub(crate) table: Arc<dyn Table>,
+    pub(crate) service: String,
+    pub(crate) settings: Settings,
+    /// The namespaces that this process can run, and a handle of each of their layers.
+    layers: Mutex<Vec<(String, DedupHandle)>>,
+    runs: Runs,
+    writer: Writer,
+    ender: Ender,
+    /// The deliveries of senders.
+    pub(crate) tasks: TaskTracker,
+    /// Wakes the loop.
+    pub(crate) wake: Notify,
+    /// The table has as many rows or bytes as it may.
+    pub(crate) is_full: AtomicBool,
+    /// When a loop was last alive; before the first one, when the first row was stored.
+    last_loop: Mutex<Option<Instant>>,
+}
+
+/// The rows that this process runs: their turns are renewed.
+pub(crate) type Runs = Arc<Mutex<HashMap<i64, Place>>>;
+
+/// The setting up.
+impl Inbox {
+    /// Makes the inbox of a service, with its table in Postgres. The connect options of the pool open three connections
+    /// beside the pool. They are opened when they are needed.
+    ///
+    /// `service` names the application: rows of another service are left alone. All deployments of an application share its
+    /// name. Rename it while the table has no row of it.
+    #[cfg(feature = "postgres")]
+    #[must_use]
+    pub fn postgres(pool: sqlx::PgPool, service: &str) -> Self {
+        Self::new(Where::Postgres(pool), service)
+    }
+
+    /// Makes the inbox of a service, with its table in an SQLite file of its own, which is created. Not the file of the
+    /// keys: each would wait for the other's write lock. Otherwise as [`postgres`](Self::postgres).
+    #[cfg(feature = "sqlite")]
+    #[must_use]
+    pub fn sqlite(file: impl AsRef<std::path::Path>, service: &str) -> Self {
+        let options = sqlx::sqlite::SqliteConnectOptions::new().filename(file);
+        Self::new(Where::Sqlite(options), service)
+    }
+
+    fn new(place: Where, service: &str) -> Self {
+        Self {
+            place,
+            service: service.to_owned(),
+            settings: Settings::default(),
+            core: Arc::default(),
+        }
+    }
+
+    fn set(mut self, set: impl FnOnce(&mut Settings)) -> Self {
+        set(&mut self.settings);
+        self.core = Arc::default();
+        self
+    }
+
+    /// Sets when a sender is answered *stored*, 200, while its handler still runs. The default is 5 s; Slack waits for 3 s.
+    ///
+    /// Zero is invalid.
+    #[must_use]
+    pub fn answer_within(self, time: Duration) -> Self {
+        self.set(|it| it.answer_within = time)
+    }
+
+    /// Sets how long a row waits after each failure of its handler, ± 20 %. After a failure beyond the last delay, the row
+    /// is parked.
+    ///
+    /// None at all is invalid.
+    #[must_use]
+    pub fn delays(self, delays: impl IntoIterator<Item = Duration>) -> Self {
+        self.set(|it| it.delays = delays.into_iter().collect())
+    }
+
+    /// Sets how many rows one process delivers again at the same time.
+    ///
+    /// 0 is invalid.
+    #[must_use]
+    pub fn slots(self, rows: usize) -> Self {
+        self.set(|it| it.slots = rows)
+    }
+
+    /// Sets how long a row belongs to a process that does not renew it: so late is the row of a process that has died. A
+    /// process renews the rows that it runs at a third of this time.
+    ///
+    /// Less than 1 s is invalid, and so is more than 1 h.
+    #[must_use]
+    pub fn turn(self, time: Duration) -> Self {
+        self.set(|it| it.turn = time)
+    }
+
+    /// Stores deliveries only: every event goes through the loop. For tests, which show what a redelivery lacks: layers
+    /// around the application, extensions, a signature that the handler itself checks.
+    #[must_use]
+    pub fn later(self) -> Self {
+        self.set(|it| it.later = true)
+    }
+
+    /// Sets how many rows may wait in the table. Beyond about so many, or 4 GiB of table, deliveries go to the layer
+    /// without a row, as without an inbox.
+    ///
+    /// 0 is invalid.
+    #[must_use]
+    pub fn max_waiting(self, rows: u64) -> Self {
+        self.set(|it| it.max_waiting = rows)
+    }
+
+    /// Sets the name of the table: `name`, or `schema.name` on Postgres. The default is `webhook_inbox`.
+    ///
+    /// Any but letters, digits and `_` are invalid, and so are more than 48 of them.
+    #[must_use]
+    pub fn table(self, name: &str) -> Self {
+        self.set(|it| name.clone_into(&mut it.table))
+    }
+
+    /// Returns the inbox, if it is valid.
+    ///
+    /// # Errors
+    ///
+    /// [`InboxError::Setting`] for the first setting with an invalid value.
+    pub fn checked(self) -> Result<Self, InboxError> {
+        self.settings.check(&self.service)?;
+        Ok(self)
+    }
+}
+
+/// The use.
+impl Inbox {
+    /// Creates the table, if it does not exist. Any number of processes may do so at the same time.
+    ///
+    /// # Errors
+    ///
+    /// An invalid setting, or the database's error.
+    pub async fn migrate(&self) -> Result<(), InboxError> {
+        self.core()?.table.migrate().await.map_err(InboxError::from)
+    }
+
+    /// Makes the layer of a route: this inbox around a [`DedupLayer`], which has to release what fails, so that not every
+    /// ledger is one for it.
+    ///
+    /// The layer's keys are remembered for at least 15 days more than its sender delivers an event again (22 days without
+    /// a preset), so that no row outlives its key. Everything else that completes keys of its namespace needs this
+    /// [retention](DedupLayer::retention), too.
+    pub fn around<L: Releases, B>(&self, dedup: DedupLayer<L, B>) -> Around<L, B> {
+        Around::new(self.clone(), dedup)
+    }
+
+    /// Delivers the rows of this service again, until `stop` resolves: those that failed, those whose process has died, and
+    /// those that were only stored.
+    ///
+    /// `app` is the application from the top, so that a redelivery finds its route and its path parameters. It needs no
+    /// layers around it, such as those for tracing. **Whoever can write to the table can call each of its routes.**
+    ///
+    /// Each process of the service runs a loop. After `stop`, it waits for the rows that it runs.
+    ///
+    /// # Panics
+    ///
+    /// If a setting is invalid.
+    pub fn run<S, B, F>(&self, app: S, stop: F) -> impl Future<Output = ()> + Send + use<S, B, F>
+    where
+        F: Future<Output = ()> + Send,
+        S: Service<Request<Full<Bytes>>, Response = Response<B>, Error = Infallible>,
+        S: Clone + Send + 'static,
+        S::Future: Send,
+        B: Send + 'static,
+    {
+        run::run(self.valid(), app, stop)
+    }
+
+    /// Waits until every delivery of a sender has ended, and what became of its row is written. Stop accepting connections
+    /// first. The handlers end it: it has no bound of its own.
+    pub async fn drain(&self) {
+        if let Some(core) = self.core.get() {
+            core.tasks.close();
+            core.tasks.wait().await;
+            core.ender.flush().await;
+        }
+    }
+
+    pub(crate) fn core(&self) -> Result<Arc<Core>, InboxError> {
+        self.settings.check(&self.service)?;
+        Ok(Arc::clone(self.core.get_or_init(|| Arc::new(Core::new(self)))))
+    }
+
+    pub(crate) fn valid(&self) -> Arc<Core> {
+        self.core().unwrap_or_else(|error| panic!("{error}"))
+    }
+}
+
+/// For operators. The command `tower-dedup inbox` uses these.
+impl Inbox {
+    /// Counts the rows of every service, by namespace and reason.
+    ///
+    /// # Errors
+    ///
+    /// An invalid setting, or the database's error.
+    pub async fn count(&self) -> Result<Vec<Count>, InboxError> {
+        Ok(self.core()?.table.count().await?)
+    }
+
+    /// Returns selected rows after the row of this number, in their order, at most so many.
+    ///
+    /// # Errors
+    ///
+    /// An invalid setting, or the database's error.
+    pub async fn list(
+        &self,
+        of: &Selection,
+        after: i64,
+        most: usize,
+    ) -> Result<Vec<ShownRow>, InboxError> {
+        Ok(self.core()?.table.list(of, after, most).await?)
+    }
+
+    /// Returns one row with its request.
+    ///
+    /// # Errors
+    ///
+    /// An invalid setting, or the database's error.
+    pub async fn show(&self, seq: i64) -> Result<Option<(ShownRow, ShownRequest)>, InboxError> {
+        let found = self.core()?.table.show(seq).await?;
+        Ok(found.map(|(row, headers, body)| {
+            let headers = String::from_utf8_lossy(&headers).into_owned();
+            (row, ShownRequest { headers, body: body.into() })
+        }))
+    }
+
+    /// Makes selected rows due now, with all attempts, and returns how many. A row that runs stays as it is, and so does
+    /// one that is parked as expired: its key may be forgotten, and its event run twice.
+    ///
+    /// # Errors
+    ///
+    /// An invalid setting, or the database's error.
+    pub async fn retry(&self, of: &Selection) -> Result<u64, InboxError> {
+        Ok(self.core()?.table.retry(of).await?)
+    }
+
+    /// Deletes selected rows, and returns how many. Their events are not delivered again.
+    ///
+    /// # Errors
+    ///
+    /// An invalid setting, or the database's error.
+    pub async fn delete(&self, of: &Selection) -> Result<u64, InboxError> {
+        Ok(self.core()?.table.delete(of).await?)
+    }
+}
+
+impl Core {
+    fn new(inbox: &Inbox) -> Self {
+        let settings = inbox.settings.clone();
+        let table: Arc<dyn Table> = match &inbox.place {
+            #[cfg(feature = "postgres")]
+            Where::Postgres(pool) => {
+                Arc::new(crate::postgres::PostgresTable::new(pool.clone(), &settings.table))
+            }
+            #[cfg(feature = "sqlite")]
+            Where::Sqlite(options) => {
+                Arc::new(crate::sqlite::SqliteTable::new(options.clone(), &settings.table))
+            }
+        };
+        let runs = Runs::default();
+        let tasks = TaskTracker::new();
+        tasks.close();
+        Self {
+            writer: Writer::new(&table, &inbox.service, settings.turn),
+            ender: Ender::new(&table, &runs, settings.turn),
+            table,
+            service: inbox.service.clone(),
+            settings,
+            layers: Mutex::default(),
+            runs,
+            tasks,
+            wake: Notify::new(),
+            is_full: AtomicBool::new(false),
+            last_loop: Mutex::default(),
+        }
+    }
+
+    /// Registers a layer of this process.
+    pub(crate) fn register(&self, namespace: &str, handle: DedupHandle) {
+        locked(&self.layers).push((namespace.to_owned(), handle));
+    }
+
+    /// Returns the namespaces whose rows this process may run: every layer of it enforces its verdicts.
+    pub(crate) fn namespaces(&self) -> Vec<String> {
+        let layers = locked(&self.layers);
+        let mut all: Vec<String> = layers.iter().map(|(namespace, _)| namespace.clone()).collect();
+        all.sort_unstable();
+        all.dedup();
+        all.retain(|name| {
+            let mut of_it = layers.iter().filter(|(namespace, _)| namespace == name);
+            of_it.all(|(_, handle)| handle.mode() == Mode::Enforce)
+        });
+        all
+    }
+
+    /// Stores a delivery. `None` if it is not stored: the reason is reported.
+    pub(crate) async fn store(&self, row: NewRow) -> Option<Stored> {
+        let namespace = row.namespace.clone();
+        let stored = if self.is_full.load(Ordering::Relaxed) {
+            Err(observe::NotStored::Full)
+        } else {
+            self.writer.store(row).await
+        };
+        match stored {
+            Ok(stored) => {
+                observe::stored(&namespace, stored == Stored::Known);
+                self.look_for_a_loop();
+                Some(stored)
+            }
+            Err(why) => {
+                observe::not_stored(&namespace, &why);
+                None
+            }
+        }
+    }
+
+    /// From now on, the turn of this row is renewed, until a change ends the run.
+    pub(crate) fn begin(&self, at: Place) {
+        locked(&self.runs).insert(at.seq, at);
+        self.ender.start();
+    }
+
+    /// Changes a row, and waits for the reply. `None` if the table did not answer.
+    pub(crate) async fn change(&self, change: Change) -> Option<Changed> {
+        self.ender.change(change).await
+    }
+
+    /// Changes a row in the background.
+    pub(crate) fn change_later(&self, change: Change) {
+        self.ender.change_later(change);
+    }
+
+    pub(crate) async fn flush(&self) {
+        self.ender.flush().await;
+    }
+
+    pub(crate) fn loop_is_alive(&self) {
+        *locked(&self.last_loop) = Some(Instant::now());
+    }
+
+    /// Reports rows that nobody will deliver again.
+    fn look_for_a_loop(&self) {
+        let mut last = locked(&self.last_loop);
+        match *last {
+            None => *last = Some(Instant::now()),
+            Some(at) if at.elapsed() > Duration::from_secs(60) => {
+                observe::no_loop(&self.service);
+                *last = Some(Instant::now());
+            }
+            Some(_) => {}
+        }
+    }
+}
+
+impl From<TableError> for InboxError {
+    fn from(error: TableError) -> Self {
+        Self::Table(error.error)
+    }
+}
+
+impl fmt::Debug for Inbox {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Inbox")
+            .field("service", &self.service)
+            .field("settings", &self.settings)
+            .finish_non_exhaustive()
+    }
+}
+
+pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,601 @@
+//! The table in Postgres.
+//!
+//! 1. An answer *stored* leaves only after a COMMIT that is as durable as `synchronous_commit = on`, whatever the role or
+//!    the database is set to. Other statements need not be: what a crash undoes is done again, as a duplicate.
+//! 2. Insertions lock rows in the order of their keys, and every other statement passes over locked rows.
+//! 3. A connection is opened by the connect options of the user's pool, and is not of the pool. Each call has a bound.
+//!    A call that outlives it, or that is dropped, drops its connection: nobody waits for a ping.
+//! 4. The server ends the session of such a call, whatever it waits for, because its client has gone.
+//! 5. `clock_timestamp()` is the only clock.
+
+use std::future::Future;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use sqlx::postgres::{PgArguments, PgConnection, PgPool, PgRow};
+use sqlx::query::Query;
+use sqlx::{AssertSqlSafe, Connection, Postgres, Row};
+use tokio::sync::{Mutex, MutexGuard};
+use tokio::time::timeout;
+use tower_dedup::adapter::contract::Token;
+
+use crate::inspect::{Count, Selection, ShownRow};
+use crate::row::{Change, Counts, FORMAT, Fate, NewRow, Parked, Place, TakenRow};
+use crate::table::{
+    Changed, Stored, Swept, Table, TableError, TableFuture, Take, Took, millis, parse_keys,
+};
+
+/// The bound on a call of the writer.
+const STORE: Duration = Duration::from_secs(1);
+/// The bound on a call of the loop.
+const CHANGE: Duration = Duration::from_secs(2);
+/// The bound on a call of an operator, and on one that reads the whole table.
+const INSPECT: Duration = Duration::from_secs(30);
+/// How often a statement is repeated after a conflict.
+const REPEATS: usize = 5;
+
+const DURABLE: &str = "CASE WHEN current_setting('synchronous_commit') IN ('off', 'local', 'remote_write') \
+     THEN set_config('synchronous_commit', 'on', true) END";
+const NOT_DURABLE: &str = "set_config('synchronous_commit', 'off', true)";
+/// As `tower-dedup` does, for sessions of its own.
+const CHECK_CLIENT: &str = "SELECT set_config('client_connection_check_interval', '1s', false) \
+     WHERE current_setting('client_connection_check_interval') = '0'";
+
+pub(crate) struct PostgresTable {
+    pool: PgPool,
+    sql: Statements,
+    writer: Line,
+    ender: Line,
+    operator: Line,
+}
+
+/// One connection, opened when it is needed.
+#[derive(Default)]
+struct Line(Mutex<Option<PgConnection>>);
+
+/// A connection in use.
+struct Lent<'l> {
+    connection: PgConnection,
+    place: MutexGuard<'l, Option<PgConnection>>,
+}
+
+impl Lent<'_> {
+    /// Gives the connection back, if it still works after this.
+    fn back<T>(mut self, done: Result<T, sqlx::Error>) -> Result<T, sqlx::Error> {
+        let works = done.as_ref().err().is_none_or(|it| it.as_database_error().is_some_and(keeps));
+        if works {
+            *self.place = Some(self.connection);
+        }
+        done
+    }
+}
+
+/// Runs a call within `bound`. A call that is late is dropped with its connection.
+async fn bounded<T>(
+    bound: Duration,
+    call: impl Future<Output = Result<T, sqlx::Error>> + Send,
+) -> Result<T, TableError> {
+    match timeout(bound, call).await {
+        Ok(done) => done.map_err(TableError::from),
+        Err(_elapsed) => Err(sqlx::Error::Io(std::io::ErrorKind::TimedOut.into()).into()),
+    }
+}
+
+/// Repeats a call after a conflict.
+macro_rules! repeated {
+    ($call:expr) => {{
+        let mut left = REPEATS;
+        loop {
+            match $call {
+                Err(error) if left > 0 && is_conflict(&error) => left -= 1,
+                done => break done,
+            }
+        }
+    }};
+}
+
+struct Statements {
+    name: String,
+    /// The start of the names of the indexes.
+    index: String,
+    store: String,
+    delete: String,
+    change: [String; 2],
+    look: String,
+    take: String,
+    renew: String,
+    sweep: String,
+    waiting: String,
+    parked: String,
+}
+
+impl PostgresTable {
+    /// `name` is a checked name.
+    pub(crate) fn new(pool: PgPool, name: &str) -> Self {
+        let [writer, ender, operator] = [(); 3].map(|()| Line::default());
+        Self { pool, sql: Statements::new(name), writer, ender, operator }
+    }
+
+    /// Lends the connection of a line. Unless it is [given back](Lent::back), it is dropped.
+    async fn lend<'l>(&self, line: &'l Line) -> Result<Lent<'l>, sqlx::Error> {
+        let mut place = line.0.lock().await;
+        let open = place.take();
+        if self.pool.is_closed() {
+            return Err(sqlx::Error::PoolClosed);
+        }
+        let connection = match open {
+            Some(connection) => connection,
+            None => self.connect().await?,
+        };
+        Ok(Lent { connection, place })
+    }
+
+    async fn connect(&self) -> Result<PgConnection, sqlx::Error> {
+        let mut connection = PgConnection::connect_with(&self.pool.connect_options()).await?;
+        sqlx::query(CHECK_CLIENT).execute(&mut connection).await?;
+        Ok(connection)
+    }
+
+    async fn change_once(
+        &self,
+        connection: &mut PgConnection,
+        changes: &[Change],
+    ) -> Result<Vec<Changed>, sqlx::Error> {
+        let mut replies: Vec<Option<Changed>> = vec![None; changes.len()];
+        let is_delete = |change: &Change| change.fate == Fate::Delete;
+        if changes.iter().any(is_delete) {
+            let of = |part: fn(&Place) -> i64| -> Vec<i64> {
+                changes.iter().filter(|it| is_delete(it)).map(|it| part(&it.at)).collect()
+            };
+            let query = query(&self.sql.delete).bind(of(|it| it.seq)).bind(of(|it| it.version));
+            for row in query.fetch_all(&mut *connection).await? {
+                let seq: i64 = row.try_get(0)?;
+                for (reply, change) in replies.iter_mut().zip(changes) {
+                    if is_delete(change) && change.at.seq == seq {
+                        *reply = Some(Changed::Done { version: change.at.version });
+                    }
+                }
+            }
+        }
+        let others: Vec<Change> = changes.iter().filter(|it| !is_delete(it)).cloned().collect();
+        self.update(connection, &others, changes, &mut replies).await?;
+        let missing = |replies: &[Option<Changed>]| -> Vec<i64> {
+            let open = changes.iter().zip(replies).filter(|(_, reply)| reply.is_none());
+            open.map(|(change, _)| change.at.seq).collect()
+        };
+        let left = missing(&replies);
+        if left.is_empty() {
+            return Ok(replies.into_iter().flatten().collect());
+        }
+        let found = query(&self.sql.look).bind(left).fetch_all(&mut *connection).await?;
+        let mut changed = Vec::new();
+        for (reply, change) in replies.iter_mut().zip(changes) {
+            if reply.is_some() {
+                continue;
+            }
+            let row = found.iter().find(|row| row.try_get(0).ok() == Some(change.at.seq));
+            let is_ours = |row: &PgRow| {
+                row.try_get::<Option<&[u8]>, _>(2).ok().flatten()
+                    == Some(&change.at.turn.as_bytes()[..])
+            };
+            *reply = match row {
+                None if is_delete(change) => Some(Changed::Done { version: change.at.version }),
+                None => Some(Changed::Lost),
+                Some(row) if !is_ours(row) => Some(Changed::Lost),
+                Some(row)
+                    if is_delete(change) && row.try_get::<i64, _>(1)? != change.at.version =>
+                {
+                    // Somebody was told *stored* meanwhile: the ledger has to be asked again.
+                    let fate = Fate::Due { after: Duration::ZERO, counts: Counts::Nothing };
+                    changed.push(Change { fate, ..change.clone() });
+                    None
+                }
+                Some(_) => Some(Changed::Locked),
+            };
+        }
+        self.update(connection, &changed, changes, &mut replies).await?;
+        Ok(replies.into_iter().map(|reply| reply.unwrap_or(Changed::Locked)).collect())
+    }
+
+    /// Executes changes that delete nothing, and notes the replies at the places of `all`.
+    async fn update(
+        &self,
+        connection: &mut PgConnection,
+        changes: &[Change],
+        all: &[Change],
+        replies: &mut [Option<Changed>],
+    ) -> Result<(), sqlx::Error> {
+        if changes.is_empty() {
+            return Ok(());
+        }
+        let column = |of: fn(&Change) -> i64| changes.iter().map(of).collect::<Vec<i64>>();
+        let is_durable = changes.iter().any(|change| change.answered);
+        let query = query(&self.sql.change[usize::from(is_durable)])
+            .bind(column(|it| it.at.seq))
+            .bind(turns(changes.iter().map(|it| &it.at)))
+            .bind(column(|it| match it.fate {
+                Fate::Due { after, .. } => millis(after),
+                _ => -1,
+            }))
+            .bind(changes.iter().map(|it| it.fate == Fate::Keep).collect::<Vec<bool>>())
+            .bind(changes.iter().map(|it| parked(it).map(Parked::as_str)).collect::<Vec<_>>())
+            .bind(column(|it| counts(it, Counts::Attempt)))
+            .bind(column(|it| counts(it, Counts::Misrouted)))
+            .bind(changes.iter().map(|it| it.answered).collect::<Vec<bool>>())
+            .bind(changes.iter().map(|it| it.last.clone()).collect::<Vec<_>>())
+            .bind(column(|it| it.at.version));
+        for row in query.fetch_all(&mut *connection).await? {
+            let (seq, version): (i64, i64) = (row.try_get(0)?, row.try_get(1)?);
+            for (reply, change) in replies.iter_mut().zip(all) {
+                if change.at.seq == seq {
+                    *reply = Some(Changed::Done { version });
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Returns 1 if the change counts as this.
+fn counts(change: &Change, as_this: Counts) -> i64 {
+    i64::from(matches!(change.fate, Fate::Due { counts, .. } if counts == as_this))
+}
+
+fn parked(change: &Change) -> Option<Parked> {
+    match change.fate {
+        Fate::Park(reason) => Some(reason),
+        _ => None,
+    }
+}
+
+fn turns<'p>(places: impl Iterator<Item = &'p Place>) -> Vec<Vec<u8>> {
+    places.map(|place| place.turn.as_bytes().to_vec()).collect()
+}
+
+/// Returns `true` if the connection still works after this error.
+fn keeps(error: &dyn sqlx::error::DatabaseError) -> bool {
+    // A server that has become a standby, that ends its sessions, or whose pooler fails.
+    error
+        .code()
+        .is_some_and(|code| !["25006", "57P", "08", "58"].iter().any(|it| code.starts_with(it)))
+}
+
+/// Returns `true` after a serialization failure or a deadlock.
+fn is_conflict(error: &sqlx::Error) -> bool {
+    let code = error.as_database_error().and_then(|error| error.code());
+    code.is_some_and(|code| code == "40001" || code == "40P01")
+}
+
+impl From<sqlx::Error> for TableError {
+    fn from(error: sqlx::Error) -> Self {
+        let code = error.as_database_error().and_then(|error| error.code());
+        // A value (22, 23, 54), a lock (55P03, 40), or a trigger (P0).
+        let of_a_row = ["22", "23", "40", "54", "55P03", "P0"];
+        let is_of_a_row = code.is_some_and(|code| of_a_row.iter().any(|it| code.starts_with(it)));
+        Self { is_of_a_row, error: error.into() }
+    }
+}
+
+impl PostgresTable {
+    async fn store_once(
+        &self,
+        connection: &mut PgConnection,
+        service: &str,
+        lasts: Duration,
+        rows: &[&NewRow],
+    ) -> Result<Vec<PgRow>, sqlx::Error> {
+        let texts = |of: fn(&NewRow) -> &str| rows.iter().map(|row| of(row)).collect::<Vec<&str>>();
+        let bytes =
+            |of: fn(&NewRow) -> &[u8]| rows.iter().map(|row| of(row)).collect::<Vec<&[u8]>>();
+        let optional =
+            |of: fn(&NewRow) -> Option<&str>| rows.iter().map(|row| of(row)).collect::<Vec<_>>();
+        let turn = |row: &&NewRow| row.turn.map(|it| it.as_bytes().to_vec());
+        query(&self.sql.store)
+            .bind(service)
+            .bind(millis(lasts))
+            .bind(bytes(|row| &row.key))
+            .bind(texts(|row| &row.namespace))
+            .bind(texts(|row| &row.keys))
+            .bind(optional(|row| row.event_type.as_deref()))
+            .bind(texts(|row| &row.method))
+            .bind(bytes(|row| row.target.as_bytes()))
+            .bind(bytes(|row| &row.headers))
+            .bind(bytes(|row| &row.body))
+            .bind(optional(|row| row.verified.as_deref()))
+            .bind(rows.iter().map(turn).collect::<Vec<_>>())
+            .fetch_all(connection)
+            .await
+    }
+
+    async fn count_all(&self, connection: &mut PgConnection) -> Result<Vec<Count>, sqlx::Error> {
+        let mut counts = Vec::new();
+        for sql in [&self.sql.waiting, &self.sql.parked] {
+            for row in query(sql).fetch_all(&mut *connection).await? {
+                let parked: Option<&str> = row.try_get(2)?;
+                let age: f64 = row.try_get(4)?;
+                counts.push(Count {
+                    service: row.try_get(0)?,
+                    namespace: row.try_get(1)?,
+                    parked: parked.and_then(Parked::parse),
+                    rows: row.try_get::<i64, _>(3)?.unsigned_abs(),
+                    oldest: Duration::from_secs_f64(age.max(0.0)),
+                });
+            }
+        }
+        Ok(counts)
+    }
+
+    /// Executes the statement of an operator on selected rows.
+    fn execute<'t>(&'t self, sql: String, of: &'t Selection) -> TableFuture<'t, u64> {
+        Box::pin(bounded(INSPECT, async move {
+            let mut lent = self.lend(&self.operator).await?;
+            let done = select(&sql, of).execute(&mut lent.connection).await;
+            lent.back(done).map(|done| done.rows_affected())
+        }))
+    }
+}
+
+impl Table for PostgresTable {
+    fn migrate(&self) -> TableFuture<'_, ()> {
+        Box::pin(bounded(INSPECT, async {
+            let sql = include_str!("sql/postgres.sql")
+                .replace("{table}", &self.sql.name)
+                .replace("{index}", &self.sql.index);
+            let mut lent = self.lend(&self.operator).await?;
+            let done = sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut lent.connection).await;
+            lent.back(done).map(drop)
+        }))
+    }
+
+    fn store<'t>(
+        &'t self,
+        service: &'t str,
+        lasts: Duration,
+        rows: &'t [NewRow],
+    ) -> TableFuture<'t, Vec<Stored>> {
+        Box::pin(bounded(STORE, async move {
+            let mut sorted: Vec<&NewRow> = rows.iter().collect();
+            sorted.sort_unstable_by_key(|row| row.key);
+            let mut lent = self.lend(&self.writer).await?;
+            let found =
+                repeated!(self.store_once(&mut lent.connection, service, lasts, &sorted).await);
+            let found = lent.back(found)?;
+            let reply = |row: &NewRow| {
+                let it = found.iter().find(|it| it.try_get(0).ok() == Some(&row.key[..]))?;
+                let (seq, version) = (it.try_get(1).ok()?, it.try_get(2).ok()?);
+                Some(if version == 1 { Stored::New { seq, version } } else { Stored::Known })
+            };
+            let replies = rows.iter().map(reply).collect::<Option<Vec<_>>>();
+            replies.ok_or_else(|| sqlx::Error::Protocol("a row has no reply".into()))
+        }))
+    }
+
+    fn change<'t>(&'t self, changes: &'t [Change]) -> TableFuture<'t, Vec<Changed>> {
+        Box::pin(bounded(CHANGE, async move {
+            let mut lent = self.lend(&self.ender).await?;
+            let done = repeated!(self.change_once(&mut lent.connection, changes).await);
+            lent.back(done)
+        }))
+    }
+
+    fn take<'t>(&'t self, take: Take<'t>) -> TableFuture<'t, Took> {
+        Box::pin(bounded(CHANGE, async move {
+            let mut lent = self.lend(&self.ender).await?;
+            let delays: Vec<i64> = take.delays.iter().map(|it| millis(*it)).collect();
+            let found = repeated!(
+                query(&self.sql.take)
+                    .bind(take.service)
+                    .bind(take.namespaces)
+                    .bind(count(take.each))
+                    .bind(count(take.most))
+                    .bind(&take.turn.as_bytes()[..])
+                    .bind(millis(take.lasts))
+                    .bind(&delays)
+                    .fetch_all(&mut lent.connection)
+                    .await
+            );
+            let mut took = Took::default();
+            for row in lent.back(found)? {
+                if row.try_get::<bool, _>("is_ours")? {
+                    took.rows.push(taken(&row, take.turn)?);
+                } else {
+                    let parked: Option<&str> = row.try_get("parked")?;
+                    took.lapsed.push((row.try_get("namespace")?, parked.and_then(Parked::parse)));
+                }
+            }
+            Ok(took)
+        }))
+    }
+
+    fn renew<'t>(&'t self, runs: &'t [Place], lasts: Duration) -> TableFuture<'t, ()> {
+        Box::pin(bounded(CHANGE, async move {
+            let seqs: Vec<i64> = runs.iter().map(|run| run.seq).collect();
+            let mut lent = self.lend(&self.ender).await?;
+            let query =
+                query(&self.sql.renew).bind(seqs).bind(turns(runs.iter())).bind(millis(lasts));
+            let done = query.execute(&mut lent.connection).await;
+            lent.back(done).map(drop)
+        }))
+    }
+
+    fn sweep(&self) -> TableFuture<'_, Vec<Swept>> {
+        Box::pin(bounded(INSPECT, async {
+            let mut lent = self.lend(&self.operator).await?;
+            let rows = repeated!(query(&self.sql.sweep).fetch_all(&mut lent.connection).await);
+            let swept = |row: &PgRow| {
+                let parked: Option<&str> = row.try_get(2)?;
+                Ok(Swept {
+                    service: row.try_get(0)?,
+                    namespace: row.try_get(1)?,
+                    parked: parked.and_then(Parked::parse),
+                    rows: row.try_get(3)?,
+                })
+            };
+            lent.back(rows)?.iter().map(swept).collect()
+        }))
+    }
+
+    fn count(&self) -> TableFuture<'_, Vec<Count>> {
+        Box::pin(bounded(INSPECT, async {
+            let mut lent = self.lend(&self.operator).await?;
+            let counts = self.count_all(&mut lent.connection).await;
+            lent.back(counts)
+        }))
+    }
+
+    fn bytes(&self) -> TableFuture<'_, u64> {
+        Box::pin(bounded(CHANGE, async {
+            let mut lent = self.lend(&self.operator).await?;
+            let query = query("SELECT pg_total_relation_size($1::regclass)").bind(&self.sql.name);
+            let row = query.fetch_one(&mut lent.connection).await;
+            Ok(lent.back(row)?.try_get::<i64, _>(0)?.unsigned_abs())
+        }))
+    }
+
+    fn list<'t>(
+        &'t self,
+        of: &'t Selection,
+        after: i64,
+        most: usize,
+    ) -> TableFuture<'t, Vec<ShownRow>> {
+        Box::pin(bounded(INSPECT, async move {
+            let start = format!("SELECT {SHOWN} FROM {} AS r WHERE r.seq > $7 AND", self.sql.name);
+            let sql = selected(&start, " ORDER BY r.seq LIMIT $8");
+            let mut lent = self.lend(&self.operator).await?;
+            let query = select(&sql, of).bind(after).bind(count(most));
+            let rows = query.fetch_all(&mut lent.connection).await;
+            lent.back(rows)?.iter().map(shown).collect()
+        }))
+    }
+
+    fn show(&self, seq: i64) -> TableFuture<'_, Option<(ShownRow, Vec<u8>, Vec<u8>)>> {
+        Box::pin(bounded(INSPECT, async move {
+            let sql =
+                format!("SELECT {SHOWN}, headers, body FROM {} AS r WHERE seq = $1", self.sql.name);
+            let mut lent = self.lend(&self.operator).await?;
+            let row = query(&sql).bind(seq).fetch_optional(&mut lent.connection).await;
+            let read =
+                |row: PgRow| Ok((shown(&row)?, row.try_get("headers")?, row.try_get("body")?));
+            lent.back(row)?.map(read).transpose()
+        }))
+    }
+
+    fn retry<'t>(&'t self, of: &'t Selection) -> TableFuture<'t, u64> {
+        let start = format!(
+            "UPDATE {} AS r SET due = clock_timestamp(), parked = NULL, attempts = 0, deaths = 0, misrouted = 0, \
+             version = version + 1 WHERE turn IS NULL AND parked IS DISTINCT FROM 'expired' AND",
+            self.sql.name
+        );
+        self.execute(selected(&start, ""), of)
+    }
+
+    fn delete<'t>(&'t self, of: &'t Selection) -> TableFuture<'t, u64> {
+        self.execute(selected(&format!("DELETE FROM {} AS r WHERE", self.sql.name), ""), of)
+    }
+}
+
+fn query(sql: &str) -> Query<'_, Postgres, PgArguments> {
+    sqlx::query(AssertSqlSafe(sql.to_owned()))
+}
+
+fn count(number: usize) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
+}
+
+/// The columns of [`shown`].
+const SHOWN: &str = "seq, service, namespace, keys, event_type, extract(epoch FROM received)::float8 AS received, \
+     extract(epoch FROM due)::float8 AS due, turn IS NOT NULL AS is_running, parked, attempts, deaths, answered, method, \
+     target, verified, last, octet_length(body)::int8 AS body_bytes";
+
+fn shown(row: &PgRow) -> Result<ShownRow, sqlx::Error> {
+    let at = |seconds: f64| UNIX_EPOCH + Duration::from_secs_f64(seconds.max(0.0));
+    let parked: Option<&str> = row.try_get("parked")?;
+    Ok(ShownRow {
+        seq: row.try_get("seq")?,
+        service: row.try_get("service")?,
+        namespace: row.try_get("namespace")?,
+        keys: parse_keys(row.try_get("keys")?),
+        event_type: row.try_get("event_type")?,
+        received: at(row.try_get("received")?),
+        due: row.try_get::<Option<f64>, _>("due")?.map(at),
+        is_running: row.try_get("is_running")?,
+        parked: parked.and_then(Parked::parse),
+        attempts: row.try_get::<i32, _>("attempts")?.unsigned_abs(),
+        deaths: row.try_get::<i32, _>("deaths")?.unsigned_abs(),
+        answered: row.try_get("answered")?,
+        method: row.try_get("method")?,
+        target: String::from_utf8_lossy(row.try_get("target")?).into_owned(),
+        verified: row.try_get("verified")?,
+        last: row.try_get("last")?,
+        body_bytes: row.try_get::<i64, _>("body_bytes")?.unsigned_abs(),
+    })
+}
+
+fn taken(row: &PgRow, turn: Token) -> Result<TakenRow, sqlx::Error> {
+    Ok(TakenRow {
+        at: Place { seq: row.try_get("seq")?, version: row.try_get("version")?, turn },
+        namespace: row.try_get("namespace")?,
+        keys: row.try_get("keys")?,
+        attempts: row.try_get("attempts")?,
+        misrouted: row.try_get("misrouted")?,
+        answered: row.try_get("answered")?,
+        method: row.try_get("method")?,
+        target: String::from_utf8_lossy(row.try_get("target")?).into_owned(),
+        headers: row.try_get("headers")?,
+        body: row.try_get::<Vec<u8>, _>("body")?.into(),
+        verified: row.try_get("verified")?,
+    })
+}
+
+/// Binds the parameters of a selection.
+fn select<'q>(sql: &'q str, of: &'q Selection) -> Query<'q, Postgres, PgArguments> {
+    let until = of
+        .received_until
+        .map(|at| at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs_f64());
+    let parked = match of.parked {
+        None => None,
+        Some(None) => Some("any"),
+        Some(Some(reason)) => Some(reason.as_str()),
+    };
+    query(sql)
+        .bind(of.seq)
+        .bind(of.service.as_deref())
+        .bind(of.namespace.as_deref())
+        .bind(of.id.as_deref())
+        .bind(parked)
+        .bind(until)
+}
+
+impl Statements {
+    fn new(table: &str) -> Self {
+        let name = table.split('.').map(|part| format!("\"{part}\"")).collect::<Vec<_>>().join(".");
+        let with = |text: &str, durability: &str| {
+            text.replace("{table}", &name)
+                .replace("{durability}", durability)
+                .replace("{format}", &FORMAT.to_string())
+        };
+        let change = |durability| with(include_str!("sql/change.sql"), durability);
+        Self {
+            store: with(include_str!("sql/store.sql"), DURABLE),
+            delete: with(include_str!("sql/delete.sql"), NOT_DURABLE),
+            change: [change(NOT_DURABLE), change(DURABLE)],
+            look: with("SELECT seq, version, turn FROM {table} WHERE seq = ANY ($1)", ""),
+            take: with(include_str!("sql/take.sql"), NOT_DURABLE),
+            renew: with(include_str!("sql/renew.sql"), NOT_DURABLE),
+            sweep: with(include_str!("sql/sweep.sql"), ""),
+            waiting: with(include_str!("sql/waiting.sql"), ""),
+            parked: with(include_str!("sql/parked.sql"), ""),
+            index: table.rsplit('.').next().unwrap_or(table).to_owned(),
+            name,
+        }
+    }
+}
+
+/// Returns a statement for the rows of a [`Selection`].
+fn selected(start: &str, end: &str) -> String {
+    let rule = "($1::int8 IS NULL OR r.seq = $1) AND ($2::text IS NULL OR r.service = $2) \
+         AND ($3::text IS NULL OR r.namespace = $3) \
+         AND ($4::text IS NULL OR position(E'\\t' || $4 || E'\\n' IN r.keys) > 0) \
+         AND ($5::text IS NULL OR r.parked = $5 OR ($5 = 'any' AND r.parked IS NOT NULL)) \
+         AND ($6::float8 IS NULL OR r.received <= to_timestamp($6))";
+    format!("{start} {rule}{end}")
+}

@@ -1,0 +1,19 @@
+-- Changes the rows of runs that still have their turns. Passes over a locked row.
+WITH s AS MATERIALIZED (SELECT {durability}),
+a AS MATERIALIZED (SELECT a.* FROM unnest($1::int8[], $2::bytea[], $3::int8[], $4::bool[], $5::text[], $6::int8[],
+  $7::int8[], $8::bool[], $9::text[], $10::int8[])
+  AS a(seq, turn, after, keeps, parked, attempt, misrouted, answered, last, version)),
+d AS MATERIALIZED (SELECT r.seq FROM a JOIN {table} AS r ON r.seq = a.seq AND r.turn = a.turn FOR UPDATE OF r SKIP LOCKED)
+UPDATE {table} AS r SET
+  -- Somebody was told *stored* meanwhile: then a refusal is no end.
+  due = CASE WHEN a.keeps THEN r.due WHEN a.parked = 'refused' AND r.version <> a.version THEN clock_timestamp()
+    WHEN a.after >= 0 THEN clock_timestamp() + a.after * interval '1 millisecond' END,
+  turn = CASE WHEN a.keeps THEN r.turn END,
+  parked = CASE WHEN a.parked <> 'refused' OR r.version = a.version THEN a.parked END,
+  attempts = r.attempts + a.attempt,
+  misrouted = r.misrouted + a.misrouted,
+  answered = r.answered OR a.answered,
+  version = r.version + a.answered::int,
+  last = coalesce(a.last, r.last)
+FROM s, a, d WHERE r.seq = a.seq AND r.seq = d.seq
+RETURNING r.seq, r.version

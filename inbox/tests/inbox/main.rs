@@ -1,0 +1,4 @@
+//! The inbox on real servers.
+
+mod faults;
+mod world;

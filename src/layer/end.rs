@@ -1,0 +1,55 @@
+//! [`DeliveryEnd`]: what the ledger knows of a delivery's events once it has been answered.
+
+use http::Response;
+
+use super::answer::Ending;
+
+/// What the ledger knows of a delivery's events, in the extensions of every response to a delivery that a
+/// [`Dedup`](crate::Dedup) has decided. A layer outside may conclude from it whether the delivery has to come again; a
+/// status does not say so, because a handler may answer anything.
+///
+/// A request without a key has none, and neither has one that is refused before its events are known: 400, 408, 413,
+/// `unverified`, `unscoped`. An error or a panic of the inner service has no response: its events are released. Of two
+/// nested layers, the response has the end of the outer one.
+///
+/// ```
+/// use http::Response;
+/// use tower_dedup::DeliveryEnd;
+///
+/// fn is_done<B>(response: &Response<B>) -> bool {
+///     response.extensions().get() == Some(&DeliveryEnd::Complete)
+/// }
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum DeliveryEnd {
+    /// Every event of the request is complete: the handler has succeeded, or the delivery is a duplicate. On arrival, a
+    /// failed handler's event is complete too.
+    Complete,
+    /// Every event is complete, and one was handled with another payload, which the layer
+    /// [refuses](crate::OnMismatch::Refuse).
+    Mismatch,
+    /// The handler ran without success, and none of the events that it ran is complete. It is also the end after which the
+    /// completion may have failed for good: `uncommitted`.
+    Released,
+    /// Another delivery runs an event of the request or may run it, or the state of an event is not known: `in-flight`,
+    /// `unavailable`, and a bound that is reached.
+    InFlight,
+    /// The layer has decided nothing: its mode is not [`Enforce`](crate::Mode::Enforce), or the handler ran
+    /// [unprotected](crate::Delivery::is_unprotected).
+    Undecided,
+}
+
+/// Sets what a response reports. `None` removes what an inner layer has reported.
+pub(super) fn set_end<B, E>(ending: &mut Ending<B, E>, end: Option<DeliveryEnd>) {
+    if let Ok(Ok(response)) = ending {
+        set(response, end);
+    }
+}
+
+pub(super) fn set<B>(response: &mut Response<B>, end: Option<DeliveryEnd>) {
+    match end {
+        Some(end) => drop(response.extensions_mut().insert(end)),
+        None => drop(response.extensions_mut().remove::<DeliveryEnd>()),
+    }
+}

@@ -1,0 +1,130 @@
+//! [`DedupSettings`]: what a layer around a [`DedupLayer`] has to know of it.
+
+use std::fmt;
+use std::time::Duration;
+
+use http::{HeaderName, Method};
+
+use super::builder::DedupLayer;
+use super::config::Config;
+use super::policy::OnUnavailable;
+use crate::key::{KeyExtractor, LogIds};
+
+/// The settings of a [`DedupLayer`], for a layer around it that has to agree with it, such as one that stores deliveries
+/// before they are handled: see [`DedupLayer::settings`].
+///
+/// The mode changes while a layer serves, and is that of its [handle](crate::DedupHandle::mode).
+#[derive(Clone, Copy)]
+pub struct DedupSettings<'l>(&'l Config);
+
+impl<L, B> DedupLayer<L, B> {
+    /// Returns the settings of this layer, for a layer around it.
+    ///
+    /// ```
+    /// # #[cfg(feature = "memory")] {
+    /// use tower_dedup::{DedupLayer, adapter::MemoryAdapter, provider};
+    ///
+    /// let dedup = DedupLayer::new(provider::GITHUB, MemoryAdapter::new());
+    /// assert_eq!(dedup.settings().namespace(), "github");
+    /// assert!(dedup.settings().deduplicates(&http::Method::POST));
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn settings(&self) -> DedupSettings<'_> {
+        DedupSettings(&self.config)
+    }
+}
+
+impl<'l> DedupSettings<'l> {
+    /// Returns the extractor of the keys.
+    #[must_use]
+    pub fn extractor(&self) -> &'l KeyExtractor {
+        &self.0.key
+    }
+
+    /// Returns the namespace of the keys, without the part of a
+    /// [`namespace_by`](crate::KeyExtractor::namespace_by).
+    #[must_use]
+    pub fn namespace(&self) -> &'l str {
+        &self.0.key.namespace
+    }
+
+    /// Returns how long a key is remembered.
+    #[must_use]
+    pub fn retention(&self) -> Duration {
+        self.0.times.retention
+    }
+
+    /// Returns how long the sender of the preset may deliver an event again; `None` without a preset.
+    #[must_use]
+    pub fn retention_floor(&self) -> Option<Duration> {
+        self.0.key.retention_floor
+    }
+
+    /// Returns `true` for a method that is deduplicated. GET stands for HEAD, too.
+    #[must_use]
+    pub fn deduplicates(&self, method: &Method) -> bool {
+        self.0.deduplicates(method)
+    }
+
+    /// Returns the longest body, in bytes.
+    #[must_use]
+    pub fn body_limit(&self) -> usize {
+        self.0.body_limit
+    }
+
+    /// Returns how long a body may take to arrive.
+    #[must_use]
+    pub fn body_timeout(&self) -> Duration {
+        self.0.body_timeout
+    }
+
+    /// Returns how many keys one request may carry, second identities included.
+    #[must_use]
+    pub fn max_keys(&self) -> usize {
+        self.0.max_keys
+    }
+
+    /// Returns how log records name an event.
+    #[must_use]
+    pub fn log_ids(&self) -> LogIds {
+        self.0.meters.log_ids
+    }
+
+    /// Returns the header in which the layer's own answers say why.
+    #[must_use]
+    pub fn result_header(&self) -> Option<&'l HeaderName> {
+        self.0.result_header.as_ref()
+    }
+
+    /// Returns `true` if duplicates get the response to the first delivery.
+    #[must_use]
+    pub fn replays(&self) -> bool {
+        self.0.replay.is_some()
+    }
+
+    /// Returns `true` for a layer of [`idempotency_key`](DedupLayer::idempotency_key), whose clients wait for the
+    /// response.
+    #[must_use]
+    pub fn is_of_clients(&self) -> bool {
+        self.0.dress.is_some()
+    }
+
+    /// Returns `true` if a request has to carry [`Verified`](crate::Verified).
+    #[must_use]
+    pub fn requires_verified(&self) -> bool {
+        self.0.require_verified
+    }
+
+    /// Returns what happens to a delivery when the store is unavailable.
+    #[must_use]
+    pub fn on_unavailable(&self) -> OnUnavailable {
+        self.0.on_unavailable
+    }
+}
+
+impl fmt::Debug for DedupSettings<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
