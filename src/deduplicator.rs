@@ -20,7 +20,7 @@ use crate::ledger::{
     TRANSACTIONAL_LEASE, Times, Transactional,
 };
 use crate::observe::{MetersByNamespace, Outcome, RunReport};
-use crate::run::{Called, Waiters, call};
+use crate::run::{Called, NotBegun, Waiters, call};
 
 /// Runs a handler for an event, unless the event is a duplicate or in flight.
 ///
@@ -321,8 +321,8 @@ impl<L: Ledger> Deduplicator<L> {
         }
         let Some(waiter) = self.waiters.wait_for(&report.keys) else { return Ok(begun) };
         let _waiting = report.meters.waiting();
-        let Ok(begun) = waiter.claim(&self.ledger, &calls, wait, &mut ()).await;
-        begun
+        let begun = waiter.claim(&self.ledger, &calls, wait, &mut ()).await;
+        begun.map_err(|NotBegun::Failed(error)| error)
     }
 
     fn calls(&self, report: &RunReport) -> Result<Calls, StoreError> {

@@ -45,7 +45,7 @@ use crate::delivery::Delivery;
 use crate::error::StoreError;
 use crate::ledger::{Begin, Claim, HandlerSuccess, RunsWithoutKey, Settled};
 use crate::observe::{DedupAnswer, Outcome, Report};
-use crate::run::{Admission, Called, call};
+use crate::run::{Admission, Called, NotBegun, call};
 
 /// What becomes of a delivery after its claim.
 enum Plan<B, E> {
@@ -121,9 +121,12 @@ where
         let _waiting = config.meters.waiting();
         let calls = config.calls(ledger, config.fetch());
         match waiter.claim(ledger, &calls, bound, &mut admission).await {
-            Ok(begun) => self.plan(begun),
-            Err(NotAdmitted::Full) => Plan::End(self.own(Outcome::Overloaded)),
-            Err(NotAdmitted::Inner(error)) => Plan::End((Outcome::Failed, Ok(Err(error)))),
+            Ok(begun) => self.plan(Ok(begun)),
+            Err(NotBegun::Failed(error)) => self.plan(Err(error)),
+            Err(NotBegun::Refused(NotAdmitted::Full)) => Plan::End(self.own(Outcome::Overloaded)),
+            Err(NotBegun::Refused(NotAdmitted::Inner(error))) => {
+                Plan::End((Outcome::Failed, Ok(Err(error))))
+            }
         }
     }
 
@@ -334,9 +337,11 @@ mod tests {
 
     /// Common allocators are faster up to 1,024 bytes.
     #[test]
-    fn both_boxes_of_a_delivery_are_small() {
-        let delivery = Run::<Handler, Lease, Full<Bytes>>::to_the_end;
-        let sizes = [size_of::<Run<Handler, Lease, Full<Bytes>>>(), size_of_future(delivery)];
+    fn boxes_of_a_delivery_are_small() {
+        type Own = Run<Handler, Lease, Full<Bytes>>;
+        let in_shadow = |run| Own::to_the_end_in_shadow(run, None);
+        let futures = [size_of_future(Own::to_the_end), size_of_future(in_shadow)];
+        let sizes = [size_of::<Own>(), futures[0], futures[1]];
         assert!(sizes.iter().all(|size| *size <= 1_024), "{sizes:?}");
     }
 }
