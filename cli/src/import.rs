@@ -198,7 +198,7 @@ fn unescaped(column: &str) -> Result<String, &'static str> {
 
 /// Reads a time of RFC 3339. As in the output of Postgres, a space may stand for the `T`, and an offset may have no
 /// minutes. A time without an offset is none.
-fn time_of(text: &str) -> Option<SystemTime> {
+pub(crate) fn time_of(text: &str) -> Option<SystemTime> {
     const SECONDS: usize = "2026-01-31T12:00:00".len();
 
     let at = text.rfind(['Z', '+', '-']).filter(|at| *at >= SECONDS)?;

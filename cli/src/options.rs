@@ -8,6 +8,7 @@ use clap::{Args, Parser, Subcommand};
 use tower_dedup::DedupKey;
 use tower_dedup::adapter::maintenance::KeyState;
 use tower_dedup::key::{self, KeyPart};
+use tower_dedup_inbox::Parked;
 
 use crate::failure::Failure;
 use crate::output::Output;
@@ -102,6 +103,11 @@ pub(crate) enum Command {
         #[arg(long, value_name = "N", default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(1..))]
         keys_per_statement: u32,
     },
+    /// Looks into the table of an inbox (`tower-dedup-inbox`), and repairs it. --store names its database; on SQLite, that is
+    /// a file of its own.
+    ///
+    /// A statement takes 30 s at most.
+    Inbox(Inbox),
     /// Prints the keys of a captured request, and the second identities that its events have under
     /// `content_identity`, as one line of JSON. Needs no store.
     Key(Key),
@@ -196,6 +202,91 @@ pub(crate) struct Missed {
 }
 
 #[derive(Args)]
+pub(crate) struct Inbox {
+    /// The name of the table; `schema.name` on Postgres.
+    #[arg(long, global = true, value_name = "NAME", default_value = "webhook_inbox")]
+    pub(crate) table: String,
+    #[command(subcommand)]
+    pub(crate) command: InboxCommand,
+}
+
+#[derive(Subcommand)]
+pub(crate) enum InboxCommand {
+    /// Lists rows without their requests: those that wait, that run, and that are parked for a person. The oldest number
+    /// comes first.
+    List(InboxList),
+    /// Prints a row and its request. **The request is personal data**: mind where the output goes.
+    ///
+    /// With --json, the line is a captured request that `tower-dedup key` reads. With --hash-ids, the request is left out.
+    Show {
+        /// The number of the row.
+        seq: i64,
+        /// Writes the body to this new file, which only its owner can read, and does not print it.
+        #[arg(long, value_name = "FILE", conflicts_with = "hash_ids")]
+        body_to: Option<PathBuf>,
+    },
+    /// Makes rows due now, with all their attempts: mend the cause first. Asks before it does so.
+    ///
+    /// A row that runs is left as it is, and so is one that is parked as expired: its key may be forgotten, so that its event
+    /// could run twice. A row whose event is complete ends as a duplicate; `tower-dedup forget` lets it run again.
+    Retry(InboxChange),
+    /// Deletes rows and their requests: **their events are not delivered again**. Asks before it does so.
+    ///
+    /// It forgets no key: see `tower-dedup forget`, which spares the row. A handler that runs goes on, and is not repeated if
+    /// it fails. An event whose handler has failed can be run by a redelivery of its sender, if there is one.
+    Drop(InboxChange),
+}
+
+#[derive(Args)]
+pub(crate) struct InboxList {
+    #[command(flatten)]
+    pub(crate) rows: InboxRows,
+    /// Only rows after the row of this number: the next page.
+    #[arg(long, value_name = "SEQ", default_value_t = 0)]
+    pub(crate) after: i64,
+    /// Prints at most this many rows.
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) limit: u32,
+}
+
+#[derive(Args)]
+pub(crate) struct InboxChange {
+    /// The numbers of rows. Without one, an option must select rows.
+    pub(crate) seqs: Vec<i64>,
+    #[command(flatten)]
+    pub(crate) rows: InboxRows,
+    /// Does not ask.
+    #[arg(long)]
+    pub(crate) yes: bool,
+}
+
+/// Which rows are meant.
+#[derive(Args)]
+pub(crate) struct InboxRows {
+    /// Only rows of this service.
+    #[arg(long)]
+    pub(crate) service: Option<String>,
+    /// Only rows of this namespace: that of the layer.
+    #[arg(long)]
+    pub(crate) namespace: Option<String>,
+    /// Only rows with an event of exactly this id.
+    #[arg(long)]
+    pub(crate) id: Option<String>,
+    /// Only parked rows, or those that are parked for this reason.
+    #[arg(
+        long,
+        value_name = "REASON",
+        num_args = 0..=1,
+        require_equals = true,
+        value_parser = reason()
+    )]
+    pub(crate) parked: Option<Option<Parked>>,
+    /// Only rows that were received until then, and not again since: `2026-01-31T12:00:00Z`, or so long ago: `7d`.
+    #[arg(long, value_name = "TIME")]
+    pub(crate) received_until: Option<String>,
+}
+
+#[derive(Args)]
 pub(crate) struct Key {
     /// The preset's name, or an alias.
     pub(crate) provider: String,
@@ -214,8 +305,17 @@ fn pointer(text: &str) -> Result<KeyPart, String> {
     checked.map(|_| part).map_err(|error| error.to_string())
 }
 
+fn reason() -> impl TypedValueParser<Value = Parked> {
+    use Parked::{Died, Expired, Failed, Mismatch, Misrouted, Refused, Unreadable};
+
+    const ALL: [Parked; 7] = [Failed, Died, Refused, Mismatch, Misrouted, Expired, Unreadable];
+    let find = |name: String| ALL.into_iter().find(|reason| reason.as_str() == name);
+    PossibleValuesParser::new(ALL.map(Parked::as_str))
+        .try_map(move |name| find(name).ok_or("no reason"))
+}
+
 /// Reads a time as `humantime` does: `500ms`, `10s`, `2h`, `7d`.
-fn time(text: &str) -> Result<Duration, String> {
+pub(crate) fn time(text: &str) -> Result<Duration, String> {
     const LONGEST: Duration = Duration::from_secs(100 * 365 * 86_400);
 
     let time = humantime::parse_duration(text).map_err(|error| error.to_string())?;

@@ -100,21 +100,35 @@
 //!
 //! # What to watch
 //!
-//! Log records have the target `tower_dedup_inbox`. Metrics, with the feature `metrics`:
+//! Alert on rows that are parked (but *refused*), on misrouted redeliveries, on an oldest waiting row above 1 h, on deliveries
+//! without a row, and on a table that is half full. The example `observability` has these alerts, and a dashboard.
 //!
-//! | metric | what | alert |
+//! # Log records
+//!
+//! The target is `tower_dedup_inbox`.
+//!
+//! | message | level | remarks |
 //! |---|---|---|
-//! | `tower_dedup_inbox_parked_total{namespace, reason}` | rows that were parked, by [reason](Parked) | any but `refused` |
-//! | `tower_dedup_inbox_parked{service, namespace, reason}` | rows that are parked now | |
-//! | `tower_dedup_inbox_waiting{service, namespace}` | rows that are not parked | |
-//! | `tower_dedup_inbox_oldest_waiting_seconds{service, namespace}` | since when the oldest of them waits | above 1 h |
-//! | `tower_dedup_inbox_misrouted_total{namespace}` | redeliveries that have reached no layer | any |
-//! | `tower_dedup_inbox_not_stored_total{namespace, reason}` | deliveries without a row, by reason | any |
-//! | `tower_dedup_inbox_full_ratio` | how full the table is, by rows or bytes | 0.5 |
-//! | `tower_dedup_inbox_stored_total{namespace, known}` | deliveries that were stored; `known`: the row existed | |
-//! | `tower_dedup_inbox_ended_total{namespace, outcome, redelivery}` | runs by outcome: `complete`, `failed`, `not_ended`, `misrouted`, `parked` | |
-//! | `tower_dedup_inbox_lapsed_total{namespace}` | rows whose process died, or lost its turn | |
-//! | `tower_dedup_inbox_table_failures_total` | calls of the loop that failed | |
+//! | `stored` | debug | |
+//! | `not stored` | warn, or error once a minute | the delivery went to its layer as without an inbox. `reason` and `error` say why; an error with `fix`: a layer outside of the inbox has verified the request |
+//! | `the handler failed` | warn | the event runs again, `due_in_s` seconds later. `last` has the answer |
+//! | `ended` | debug | `outcome` as in the metrics |
+//! | `the process that ran a row has died` | warn | or it has lost its turn: the row runs after its next delay |
+//! | `misrouted` | error, once a minute | a redelivery has not reached its layer. `why` and `fix` |
+//! | `parked` | error, or info if it was `refused` | the row `seq` waits for a person. `reason` and `last`; without `seq`, `rows` counts them |
+//! | `rows that were parked for long are deleted` | warn | `rows` counts them |
+//! | `the table does not answer` | error, once a minute | `what` is not done, and `error` |
+//! | `deliveries are stored, and no loop` | error, once a minute | nobody runs them in this process: spawn [`Inbox::run`] |
+//!
+//! # Metrics
+//!
+//! The feature `metrics` reports through the [`metrics`](https://docs.rs/metrics) facade.
+#![cfg_attr(
+    feature = "metrics",
+    doc = "[`describe_metrics`] gives each metric its unit and its text."
+)]
+//!
+#![doc = include_str!("metrics.md")]
 //!
 //! [`DedupLayer`]: tower_dedup::DedupLayer
 //! [`DedupLayer::new`]: tower_dedup::DedupLayer::new
@@ -140,5 +154,7 @@ mod writer;
 pub use around::{Around, Inboxed, Releases};
 pub use inbox::Inbox;
 pub use inspect::{Count, Selection, ShownRequest, ShownRow};
+#[cfg(feature = "metrics")]
+pub use observe::describe_metrics;
 pub use row::Parked;
 pub use settings::InboxError;

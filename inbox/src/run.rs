@@ -249,6 +249,7 @@ where
 /// Counts the rows, and ends those that are too old.
 async fn keep(core: Arc<Core>) {
     let mut swept_at: Option<Instant> = None;
+    let mut gauges = observe::Gauges::default();
     loop {
         if swept_at.is_none_or(|at| at.elapsed() >= SWEEP) {
             swept_at = Some(Instant::now());
@@ -270,7 +271,7 @@ async fn keep(core: Arc<Core>) {
             let fullness =
                 ratio(waiting, settings.max_waiting).max(ratio(bytes, settings.max_bytes));
             core.is_full.store(fullness >= 1.0, Ordering::Relaxed);
-            observe::counted(&counts, fullness);
+            gauges.set(&counts, fullness);
         }
         sleep(spread(COUNT)).await;
     }

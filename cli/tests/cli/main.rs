@@ -4,6 +4,7 @@ mod command;
 mod doctor_postgres;
 mod doctor_sqlite;
 mod import;
+mod inbox;
 mod key;
 mod keys;
 mod locks;
