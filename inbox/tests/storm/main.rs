@@ -3,12 +3,13 @@
 //! 1. **Receivers.** Three processes, of which one is a newer version of the application: it has another namespace or another
 //!    key for a route, it lacks a route, and a layer of it loses the mark of redeliveries. One handler of five fails: by a
 //!    status, a panic, or a 2xx without a COMMIT. Each effect is a row of the database of the keys.
-//! 2. **Events.** Each is delivered once, whatever the answer; lists come a second time with other events. One client of 30
-//!    hangs up. Some events always fail.
-//! 3. **Faults.** A receiver is killed with SIGKILL twice a second. In turn, the table of the inbox is locked, the server of
-//!    the keys crashes, and the table is away, for some seconds each.
-//! 4. **Counting.** The loops drain the table. Then every event that was answered with a 2xx has its effect, or its row is
-//!    parked for a reason that this event has; under the transactional ledger no event has two effects.
+//! 2. **Events.** Each is delivered once, whatever the answer; lists come a second time with other events, and a person
+//!    delivers a few by hand. One client of 30 hangs up. Some events always fail.
+//! 3. **Faults.** A receiver is killed with SIGKILL twice a second; one of six is told to stop before. In turn, the table of
+//!    the inbox is locked, the server of the keys crashes, the table is away, and a process hangs for longer than its turns.
+//! 4. **Counting.** The loops drain the table. What is parked as misrouted runs again under the older version. Then every
+//!    event that was answered with a 2xx has its effect, or its row is parked for a reason that this event has; under the
+//!    transactional ledger no event has two effects.
 //!
 //! `TOWER_DEDUP_STORM_SECONDS` is how long events are sent, 25 by default. `scripts/faults` runs it; with `--nocapture` it
 //! prints its table.

@@ -111,8 +111,22 @@ async fn serve(setup: Setup) {
         }
     };
     println!("\n{LISTENS}");
-    tokio::spawn(inbox.run(app.clone(), std::future::pending()));
-    axum::serve(listener, app).await.expect("a server that runs");
+    let (stop, stopped) = tokio::sync::watch::channel(());
+    let until_stopped = || {
+        let mut stopped = stopped.clone();
+        async move { drop(stopped.changed().await) }
+    };
+    let running = tokio::spawn(inbox.run(app.clone(), until_stopped()));
+    tokio::spawn(async move {
+        let terminate = tokio::signal::unix::SignalKind::terminate();
+        tokio::signal::unix::signal(terminate).expect("a signal").recv().await;
+        stop.send_replace(());
+    });
+    let serve = axum::serve(listener, app).with_graceful_shutdown(until_stopped());
+    serve.await.expect("a server that runs");
+    running.await.expect("a loop that ends");
+    inbox.drain().await;
+    std::process::exit(0);
 }
 
 fn id(namespace: &str) -> KeyExtractor {

@@ -48,6 +48,7 @@ pub(crate) struct Report {
     locked: u64,
     away: u64,
     crashes: u64,
+    hangs: u64,
     lost: usize,
     doubled: usize,
     left: usize,
@@ -56,8 +57,8 @@ pub(crate) struct Report {
     pub(crate) faults: Vec<String>,
 }
 
-pub(crate) const HEAD: &str = "| table | ledger | events | answered 2xx | kills | table locked | table away | keys' server crashed | lost | doubled | left | parked | seconds |\n\
-     |---|---|---|---|---|---|---|---|---|---|---|---|---|";
+pub(crate) const HEAD: &str = "| table | ledger | events | answered 2xx | kills | table locked | table away | keys' server crashed | process hung | lost | doubled | left | parked | seconds |\n\
+     |---|---|---|---|---|---|---|---|---|---|---|---|---|---|";
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -65,11 +66,11 @@ impl fmt::Display for Report {
         let ledger = if is_transactional { "transactional" } else { "lease" };
         let parked: Vec<_> =
             self.parked.iter().map(|(why, rows)| format!("{rows} {why}")).collect();
-        let Self { sent, acknowledged, kills, locked, away, crashes, .. } = self;
+        let Self { sent, acknowledged, kills, locked, away, crashes, hangs, .. } = self;
         let Self { lost, doubled, left, seconds, .. } = self;
         write!(
             f,
-            "| {} | {ledger} | {sent} | {acknowledged} | {kills} | {locked} | {away} | {crashes} | {lost} | {doubled} \
+            "| {} | {ledger} | {sent} | {acknowledged} | {kills} | {locked} | {away} | {crashes} | {hangs} | {lost} | {doubled} \
              | {left} | {} | {seconds} |",
             if place == Place::Postgres { "Postgres" } else { "SQLite" },
             parked.join(", "),
@@ -86,6 +87,7 @@ struct Done {
     locked: AtomicU64,
     away: AtomicU64,
     crashes: AtomicU64,
+    hangs: AtomicU64,
 }
 
 fn count(of: &AtomicU64) -> u64 {
@@ -138,11 +140,20 @@ impl Row {
         tokio::join!(
             send,
             kill(&setups, &children, &done),
-            inflict(self.place, &setup, server, &done),
+            inflict(self.place, &setup, server, &children, &done),
         );
+        let parked = parked(&drained(&inbox).await);
+        // What was parked as misrouted runs when the older version is everywhere, and a person says so.
+        let newer = RECEIVERS - 1;
+        let mut child = children[newer].lock().await;
+        child.kill().await.expect("a receiver that can be killed");
+        *child = start_receiver(&Setup { is_newer: false, ..setups[newer].clone() }).await;
+        let mut misrouted = Selection::default();
+        misrouted.parked = Some(Some(Parked::Misrouted));
+        inbox.retry(&misrouted).await.unwrap();
         let rows = drained(&inbox).await;
         let effects = effects(&setup.keys).await;
-        let report = self.judge(&sender, &done, &effects, &rows, start.elapsed());
+        let report = self.judge(&sender, &done, &effects, &rows, parked, start.elapsed());
         eprintln!("{report}\n{:?}", sender.answers.lock().unwrap());
         report
     }
@@ -153,6 +164,7 @@ impl Row {
         done: &Done,
         effects: &BTreeMap<String, i64>,
         rows: &[ShownRow],
+        reasons: BTreeMap<&'static str, usize>,
         time: Duration,
     ) -> Report {
         let acknowledged = sender.acknowledged.lock().unwrap();
@@ -180,10 +192,6 @@ impl Row {
         fault("parked without a reason of the storm", &strange, !strange.is_empty());
         let few = acknowledged.len() < effects.len() / 2 || count(&done.kills) == 0;
         fault("hardly a storm", &acknowledged.len(), few);
-        let mut reasons = BTreeMap::new();
-        for reason in rows.iter().filter_map(|row| row.parked) {
-            *reasons.entry(reason.as_str()).or_default() += 1;
-        }
         Report {
             row: self,
             sent: sender.sent.lock().unwrap().len(),
@@ -192,6 +200,7 @@ impl Row {
             locked: count(&done.locked),
             away: count(&done.away),
             crashes: count(&done.crashes),
+            hangs: count(&done.hangs),
             lost: lost.len(),
             doubled: doubled.len(),
             left: left.len(),
@@ -202,13 +211,21 @@ impl Row {
     }
 }
 
+/// Counts the parked rows by their reasons.
+fn parked(rows: &[ShownRow]) -> BTreeMap<&'static str, usize> {
+    let mut reasons = BTreeMap::new();
+    for reason in rows.iter().filter_map(|row| row.parked) {
+        *reasons.entry(reason.as_str()).or_default() += 1;
+    }
+    reasons
+}
+
 /// Returns whether the storm has made this row park. A row that waits is none of these.
 fn is_explained(row: &ShownRow, acknowledged: &BTreeSet<String>) -> bool {
     let of = |start: &str| row.keys.iter().all(|(_, id)| id.starts_with(start));
     match row.parked {
         None => true,
         Some(Parked::Failed | Parked::Died) => of(POISON),
-        Some(Parked::Misrouted) => of("lossy"),
         // Nobody was told *stored*. A list shares events with another one.
         Some(Parked::Refused) => {
             of("list") || row.keys.iter().all(|(_, id)| !acknowledged.contains(id))
@@ -272,17 +289,36 @@ async fn kill(setups: &[Setup], children: &[Mutex<Child>], done: &Done) {
         sleep(Duration::from_millis(pause)).await;
         let place = rand::rng().random_range(0..children.len());
         let mut child = children[place].lock().await;
+        if rand::rng().random_ratio(1, 6) {
+            // A deploy: a process that does not end in time is killed.
+            signal(&child, "TERM").await;
+            let _ = timeout(3 * SHORT, child.wait()).await;
+        }
         child.kill().await.expect("a receiver that can be killed");
         done.kills.fetch_add(1, Ordering::Relaxed);
         *child = start_receiver(&setups[place]).await;
     }
 }
 
+async fn signal(child: &Child, name: &str) {
+    let Some(id) = child.id() else { return };
+    let mut kill = Command::new("kill");
+    let status = kill.args(["-s", name, &id.to_string()]).status().await;
+    assert!(status.is_ok_and(|status| status.success()), "`kill -s {name} {id}`");
+}
+
 const SHORT: Duration = Duration::from_millis(2_500);
 
 /// Locks the table, crashes the server of the keys, and takes the table away, in turn.
-async fn inflict(place: Place, setup: &Setup, server: &Arc<Server>, done: &Done) {
-    let mut next = [Fault::Locked, Fault::Crashed, Fault::Away].into_iter().cycle();
+async fn inflict(
+    place: Place,
+    setup: &Setup,
+    server: &Arc<Server>,
+    children: &[Mutex<Child>],
+    done: &Done,
+) {
+    let faults = [Fault::Locked, Fault::Crashed, Fault::Away, Fault::Hung];
+    let mut next = faults.into_iter().cycle();
     loop {
         sleep(SHORT).await;
         let fault = next.next().expect("a cycle");
@@ -316,6 +352,14 @@ async fn inflict(place: Place, setup: &Setup, server: &Arc<Server>, done: &Done)
                 run(place, setup, "ALTER TABLE away RENAME TO webhook_inbox").await;
                 done.away.fetch_add(1, Ordering::Relaxed);
             }
+            Fault::Hung => {
+                let child = children[rand::rng().random_range(0..children.len())].lock().await;
+                signal(&child, "STOP").await;
+                // Longer than a turn and a lease.
+                sleep(2 * SHORT).await;
+                signal(&child, "CONT").await;
+                done.hangs.fetch_add(1, Ordering::Relaxed);
+            }
         }
     }
 }
@@ -325,6 +369,7 @@ enum Fault {
     Locked,
     Crashed,
     Away,
+    Hung,
 }
 
 /// Holds the lock of the table until it is dropped.

@@ -1,6 +1,7 @@
 //! The sender, which delivers each event once.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::slice;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -61,7 +62,12 @@ impl Sender {
         }
         let is_poison = route == "hook" && rand::rng().random_ratio(1, 50);
         let id = format!("{}-{n}", if is_poison { POISON } else { route });
-        self.deliver(port(), route, &[id]).await;
+        self.deliver(port(), route, slice::from_ref(&id)).await;
+        if ["hook", "signed", "lossy"].contains(&route) && rand::rng().random_ratio(1, 12) {
+            // A person delivers it again by hand.
+            sleep(Duration::from_millis(rand::rng().random_range(0..1_500))).await;
+            self.deliver(port(), route, &[id]).await;
+        }
     }
 
     async fn deliver(&self, port: u16, route: &str, ids: &[String]) {
