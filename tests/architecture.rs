@@ -47,7 +47,7 @@ const LEVELS: &[(&str, &str)] = &[
     ("verify", "error < public_url < received < key < adyen data twilio < verifier < layer sign"),
     (
         "layer",
-        "mode < policy body gate paths < config < answer handle < builder stored < request < delivery \
+        "end mode < policy body gate paths < config < answer handle < builder stored < request settings < delivery \
          < shadow < admit < service",
     ),
 ];

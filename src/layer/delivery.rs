@@ -36,7 +36,7 @@ use super::answer::{self, Ended, Ending};
 use super::body::ResponseBody;
 use super::builder::DedupLayer;
 use super::config::Config;
-use super::end::{self, DeliveryEnd, set_end};
+use super::end::{self, DeliveryEnd};
 use super::gate::{Admitted, NotAdmitted};
 use super::policy::{OnInFlight, OnMismatch};
 use super::request::Run;
@@ -216,16 +216,16 @@ where
             }
             self.set_retry_after(&mut ended.1);
             match &delivery {
-                None => set_end(&mut ended.1, None),
+                None => answer::set_end(&mut ended.1, None),
                 Some(it) if it.is_unprotected() => {
-                    set_end(&mut ended.1, Some(DeliveryEnd::Undecided));
+                    answer::set_end(&mut ended.1, Some(DeliveryEnd::Undecided));
                 }
                 Some(_) if matches!(ended.0, Outcome::Failed | Outcome::HandlerTimeout) => {
                     // On arrival, the key is complete since its claim.
                     let end =
                         if is_permanent { DeliveryEnd::Complete } else { DeliveryEnd::Released };
                     let end = if is_elsewhere { DeliveryEnd::InFlight } else { end };
-                    set_end(&mut ended.1, Some(end));
+                    answer::set_end(&mut ended.1, Some(end));
                 }
                 Some(_) => {}
             }

@@ -16,9 +16,9 @@ use http::{Request, Response};
 use http_body::Body;
 use tower_service::Service;
 
-use super::answer::{Ended, Ending};
+use super::answer::{Ended, Ending, set_end};
 use super::delivery::judge;
-use super::end::{DeliveryEnd, set_end};
+use super::end::DeliveryEnd;
 use super::request::{NOT_VERIFIED, Run, caught};
 use crate::adapter::contract::Fetch;
 use crate::delivery::{Delivery, Verdict};
