@@ -22,8 +22,8 @@
 //!
 //! # Rules
 //!
-//! 1. A command that only reads (`doctor`, `migrate --check`, `get`, `list`, `stats`, `inbox list`, `inbox show`)
-//!    never makes the table, never starts a purge, and needs no right but SELECT.
+//! 1. A command that only reads (`doctor`, `migrate --check`, `get`, `list`, `missed`, `stats`, `inbox list`,
+//!    `inbox show`) never makes the table, never starts a purge, and needs no right but SELECT.
 //! 2. No output contains the URL of the store or a part of its password.
 //! 3. `doctor` gathers facts apart from the judgement of the facts, so that each judgement has a test.
 
@@ -33,6 +33,8 @@ mod import;
 mod inbox;
 mod key;
 mod keys;
+mod lines;
+mod missed;
 mod options;
 mod output;
 mod store;
@@ -117,6 +119,7 @@ async fn answer(options: Options, own: Option<Connect>) -> Result<bool, Failure>
         Command::List(options) => keys::list(&target()?, &options, output).await,
         Command::Forget(options) => keys::forget(&target()?, &options, output).await,
         Command::Import(options) => import::import(&target()?, &options, output).await,
+        Command::Missed(options) => missed::missed(&target()?, &options, output).await,
         Command::Purge { keys_per_statement } => {
             table::purge(&target()?, keys_per_statement, output).await
         }

@@ -7,6 +7,7 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand};
 use tower_dedup::DedupKey;
 use tower_dedup::adapter::maintenance::KeyState;
+use tower_dedup::key::{self, KeyPart};
 use tower_dedup_inbox::Parked;
 
 use crate::failure::Failure;
@@ -16,8 +17,8 @@ const AFTER_HELP: &str = "\
 Exit codes:
   0  done; the answer is yes
   1  the answer is no: the key is unknown or in flight, you did not confirm, `doctor` found an error,
-     `migrate --check` found work, `import` could not read a line
-  2  usage: an option, an argument, the URL, or a file that cannot be read
+     `migrate --check` found work, `missed` found an event, `import` could not read a line
+  2  usage: an option, an argument, the URL, a file that cannot be read, or a line of `missed`
   3  the store cannot be reached, or did not reply in time
   4  the store refused the call: the password, a privilege, a missing table, a damaged file
 
@@ -76,6 +77,18 @@ pub(crate) enum Command {
     /// Not refused under the on-arrival ledger: its keys are complete while their handlers run. Look at the
     /// service first, or two handlers may run.
     Forget(Forget),
+    /// Prints which events of a list the store does not hold as complete, in the order of the list: on each line the id, a
+    /// tab and its state. Reads stdin: an id on each line. The last line on stderr has the counts.
+    ///
+    /// `unknown`: the store has no such key, because the event never arrived, was refused before its claim, or has expired.
+    /// `released`: the handler failed. `lapsed`: its process died. `in-flight`: it runs. `unreadable`: the data of the key is
+    /// damaged.
+    ///
+    /// Let the sender deliver them again: an event that is complete meanwhile is a duplicate. A key of the on-arrival ledger is
+    /// complete although its handler has failed. Ids are taken as they are, and the parts of a composed id are joined by
+    /// `|`. A list may have any length, and an id any number of lines. Exits with 1 if any event is missing, and with 2 if
+    /// a line could not be read: the first 20 are reported with their numbers.
+    Missed(Missed),
     /// Imports ids that another program has handled, so that their events are duplicates. Reads stdin: on each line an
     /// id, a tab or a comma, and the time at which it was handled (`2026-01-31T12:00:00Z`, or with an offset).
     ///
@@ -169,6 +182,23 @@ pub(crate) struct Import {
     /// Reads the output of Postgres' `COPY … TO STDOUT`: its text format, which escapes backslashes, tabs and line feeds.
     #[arg(long)]
     pub(crate) copy: bool,
+}
+
+#[derive(Args)]
+pub(crate) struct Missed {
+    /// The namespace: a preset's is its name (`github`, `stripe`).
+    pub(crate) namespace: String,
+    /// A line is JSON, and the id is at this pointer: `/guid`. Of several, the values are joined by `|`. With --json, the
+    /// output has the line, too.
+    #[arg(long, value_name = "POINTER", value_parser = pointer, conflicts_with = "preset")]
+    pub(crate) id: Vec<KeyPart>,
+    /// A line is a captured request in JSON, as `key` reads it, and has the keys of this preset. One without an event is
+    /// passed over. With --json, the output has the line, too.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) preset: Option<String>,
+    /// Prints ids without their states.
+    #[arg(long, conflicts_with = "json")]
+    pub(crate) ids_only: bool,
 }
 
 #[derive(Args)]
@@ -267,6 +297,12 @@ pub(crate) struct Key {
 fn state() -> impl TypedValueParser<Value = KeyState> {
     let names = ["in-flight", "lapsed", "released", "complete"];
     PossibleValuesParser::new(names).try_map(|name| name.parse())
+}
+
+fn pointer(text: &str) -> Result<KeyPart, String> {
+    let part = key::json(text);
+    let checked = part.clone().namespace("any").checked();
+    checked.map(|_| part).map_err(|error| error.to_string())
 }
 
 fn reason() -> impl TypedValueParser<Value = Parked> {

@@ -8,6 +8,7 @@ mod inbox;
 mod key;
 mod keys;
 mod locks;
+mod missed;
 mod redis;
 mod redis_rights;
 mod roles;
