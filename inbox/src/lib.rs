@@ -24,7 +24,7 @@
 //! | the handler answers 400, 405, 410, 413, 414, 415 or 422, before the sender was told *stored* | is parked as *refused*: no alert, for a week | the response |
 //! | the handler answers 401 or 403, before the sender was told *stored* | is deleted | the response |
 //! | [`compare_payload`](tower_dedup::DedupLayer::compare_payload) refuses another body under a complete id | is parked as *mismatch* if the sender was told *stored*; else is deleted | the response |
-//! | the delivery has a row already | is due now | 200, *stored* |
+//! | the delivery has a row already, as within 20 ms of its end | is due now, and the ledger is asked again | 200, *stored* |
 //!
 //! *Stored* is in the header `x-dedup-result`, or in that of [`result_header`](tower_dedup::DedupLayer::result_header). So a handler
 //! answers 422 to a request that it can never take, and 2xx to an event that it ignores.
@@ -76,7 +76,7 @@
 //! - Bodies are stored in clear; tokens in a URL, too. A row is deleted with its end, a parked one three weeks after its event
 //!   was last received, or by `tower-dedup inbox drop`. Headers that are *sensitive* are not stored (a
 //!   `VerifyLayer` marks its tokens), nor `authorization`, `proxy-authorization`, `cookie`, and those of one connection.
-//! - Beyond [`max_waiting`](Inbox::max_waiting) rows that wait, or 4 GiB of table, deliveries have no row.
+//! - Beyond [`max_waiting`](Inbox::max_waiting) rows that wait, or 4 GiB, deliveries have no row.
 //!
 //! # Settings
 //!
@@ -100,21 +100,10 @@
 //!
 //! # What to watch
 //!
-//! Log records have the target `tower_dedup_inbox`. Metrics, with the feature `metrics`:
-//!
-//! | metric | what | alert |
-//! |---|---|---|
-//! | `tower_dedup_inbox_parked_total{namespace, reason}` | rows that were parked, by [reason](Parked) | any but `refused` |
-//! | `tower_dedup_inbox_parked{service, namespace, reason}` | rows that are parked now | |
-//! | `tower_dedup_inbox_waiting{service, namespace}` | rows that are not parked | |
-//! | `tower_dedup_inbox_oldest_waiting_seconds{service, namespace}` | since when the oldest of them waits | above 1 h |
-//! | `tower_dedup_inbox_misrouted_total{namespace}` | redeliveries that have reached no layer | any |
-//! | `tower_dedup_inbox_not_stored_total{namespace, reason}` | deliveries without a row, by reason | any |
-//! | `tower_dedup_inbox_full_ratio` | how full the table is, by rows or bytes | 0.5 |
-//! | `tower_dedup_inbox_stored_total{namespace, known}` | deliveries that were stored; `known`: the row existed | |
-//! | `tower_dedup_inbox_ended_total{namespace, outcome, redelivery}` | runs by outcome: `complete`, `failed`, `not_ended`, `misrouted`, `parked` | |
-//! | `tower_dedup_inbox_lapsed_total{namespace}` | rows whose process died, or lost its turn | |
-//! | `tower_dedup_inbox_table_failures_total` | calls of the loop that failed | |
+//! Alert on a row that is parked for another reason than *refused*, on one that is *misrouted*, on the oldest that waits above
+//! 1 h, on deliveries that are *not stored*, and on a table that is half full: `examples/observability` has these alerts. Log
+//! records have the target `tower_dedup_inbox`. The guide's page on incidents says what to do, by the command
+//! `tower-dedup inbox list`, `show`, `retry` and `drop`.
 //!
 //! [`DedupLayer`]: tower_dedup::DedupLayer
 //! [`DedupLayer::new`]: tower_dedup::DedupLayer::new
