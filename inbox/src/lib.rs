@@ -69,7 +69,7 @@
 //!
 //! # Limits
 //!
-//! - The answer may leave before the handler has ended: not for interactions (Slack commands, Discord, TwiML) and
+//! - The answer may leave before the handler has ended: not for interactions (Slack commands, Discord, `TwiML`) and
 //!   `Idempotency-Key`.
 //! - Under a lease, a handler may run twice, as ever. Order is not kept: see the guide's *Events in order*.
 //! - Another body under the same id is another row, and the ledger decides between them.
