@@ -41,13 +41,13 @@ const LEVELS: &[(&str, &str)] = &[
     ),
     (
         "ledger",
-        "call pending times < held contract < completion renewal retry resolve < shared < arrival \
-         < claims < lease < any",
+        "call times < contract lease < background completion renewal < arrival < hold < resolve \
+         < claim < begin",
     ),
     ("verify", "error < public_url < received < key < adyen data twilio < verifier < layer sign"),
     (
         "layer",
-        "mode < policy body gate paths < config < answer handle < builder stored < request < delivery \
+        "end mode < policy body gate paths < config < answer handle < builder stored < request settings < delivery \
          < shadow < admit < service",
     ),
 ];

@@ -238,7 +238,7 @@ where
         let clone = self.inner.clone();
         let ready = mem::replace(&mut self.inner, clone);
         let (parts, inner) = (Arc::clone(&self.parts), ready);
-        let step = Step { inner, parts, is_verified: false };
+        let step = Step { inner, parts };
         let ticket = request.extensions().get::<Ticket>().cloned();
         let is_outside = matches!(step.parts.verification, Verification::Outside);
         if request.extensions().get::<Verified>().is_some() && !is_outside {
@@ -250,15 +250,14 @@ where
             && ticket.was_verified_by(name)
         {
             request.extensions_mut().insert(Verified);
-            return Box::pin(Step { is_verified: true, ..step }.run(request));
+            return Box::pin(step.run(request));
         }
         #[cfg(feature = "verify")]
         if let Verification::By(verify) = &step.parts.verification {
             let verify = verify.clone();
-            return Box::pin(verify.layer(Step { is_verified: true, ..step }).call(request));
+            return Box::pin(verify.layer(step).call(request));
         }
-        let is_verified = request.extensions().get::<Verified>().is_some();
-        Box::pin(Step { is_verified, ..step }.run(request))
+        Box::pin(step.run(request))
     }
 }
 
@@ -267,13 +266,11 @@ struct Step<S, L, B> {
     /// Ready.
     inner: Dedup<S, L, B>,
     parts: Arc<Parts<L, B>>,
-    is_verified: bool,
 }
 
 impl<S: Clone, L, B> Clone for Step<S, L, B> {
     fn clone(&self) -> Self {
-        let Self { inner, parts, is_verified } = self;
-        Self { inner: inner.clone(), parts: Arc::clone(parts), is_verified: *is_verified }
+        Self { inner: self.inner.clone(), parts: Arc::clone(&self.parts) }
     }
 }
 
@@ -357,12 +354,14 @@ where
             *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
             return Ok(response);
         }
-        let is_stored = self.is_verified || !settings.requires_verified();
+        // By this verification: what is verified outside has not come here, unless it may.
+        let is_verified = head.extensions.get::<Verified>().is_some();
+        let is_stored = is_verified || !settings.requires_verified();
         let (Some(keys), true) = (keys, is_stored) else {
             return self.pass(Request::from_parts(head, Full::new(body))).await;
         };
         let core = &self.parts.core;
-        let verified = if self.is_verified { self.parts.verification.name() } else { None };
+        let verified = if is_verified { self.parts.verification.name() } else { None };
         let verified = verified.map(str::to_owned);
         let mut row = NewRow::new(&core.service, &namespace, &keys, &head, &body, verified);
         row.turn = (!core.settings.later).then(Token::random);
@@ -427,8 +426,11 @@ where
             Ok(called) => called,
             Err(_elapsed) => {
                 let told = Change { at, fate: Fate::Keep, answered: true, last: None };
-                if let Some(Changed::Done { version }) = core.change(told).await {
-                    (at.version, history.answered) = (version, true);
+                if let Some(Changed::Done { .. }) = core.change(told).await {
+                    // Not the version of the reply: somebody else may have been told *stored*, too, and the row is deleted
+                    // only in a version that this run has answered for.
+                    at.version += 1;
+                    history.answered = true;
                     let stored = reply.take().map(|it| it.send(Ok(Ok(self.parts.stored()))));
                     drop(stored);
                 }

@@ -100,10 +100,36 @@
 //!
 //! # What to watch
 //!
-//! Alert on a row that is parked for another reason than *refused*, on one that is *misrouted*, on the oldest that waits above
-//! 1 h, on deliveries that are *not stored*, and on a table that is half full: `examples/observability` has these alerts. Log
-//! records have the target `tower_dedup_inbox`. The guide's page on incidents says what to do, by the command
-//! `tower-dedup inbox list`, `show`, `retry` and `drop`.
+//! Alert on rows that are parked (but *refused*), on misrouted redeliveries, on an oldest waiting row above 1 h, on deliveries
+//! without a row, and on a table that is half full. The example `observability` has these alerts, and a dashboard.
+//! The guide's page on incidents says what to do, by `tower-dedup inbox list`, `show`, `retry` and `drop`.
+//!
+//! # Log records
+//!
+//! The target is `tower_dedup_inbox`.
+//!
+//! | message | level | remarks |
+//! |---|---|---|
+//! | `stored` | debug | |
+//! | `not stored` | warn, or error once a minute | the delivery went to its layer as without an inbox. `reason` and `error` say why; an error with `fix`: a layer outside of the inbox has verified the request |
+//! | `the handler failed` | warn | the event runs again, `due_in_s` seconds later. `last` has the answer |
+//! | `ended` | debug | `outcome` as in the metrics |
+//! | `the process that ran a row has died` | warn | or it has lost its turn: the row runs after its next delay |
+//! | `misrouted` | error, once a minute | a redelivery has not reached its layer. `why` and `fix` |
+//! | `parked` | error, or info if it was `refused` | the row `seq` waits for a person. `reason` and `last`; without `seq`, `rows` counts them |
+//! | `rows that were parked for long are deleted` | warn | `rows` counts them |
+//! | `the table does not answer` | error, once a minute | `what` is not done, and `error` |
+//! | `deliveries are stored, and no loop` | error, once a minute | nobody runs them in this process: spawn [`Inbox::run`] |
+//!
+//! # Metrics
+//!
+//! The feature `metrics` reports through the [`metrics`](https://docs.rs/metrics) facade.
+#![cfg_attr(
+    feature = "metrics",
+    doc = "[`describe_metrics`] gives each metric its unit and its text."
+)]
+//!
+#![doc = include_str!("metrics.md")]
 //!
 //! [`DedupLayer`]: tower_dedup::DedupLayer
 //! [`DedupLayer::new`]: tower_dedup::DedupLayer::new
@@ -129,5 +155,7 @@ mod writer;
 pub use around::{Around, Inboxed, Releases};
 pub use inbox::Inbox;
 pub use inspect::{Count, Selection, ShownRequest, ShownRow};
+#[cfg(feature = "metrics")]
+pub use observe::describe_metrics;
 pub use row::Parked;
 pub use settings::InboxError;

@@ -149,8 +149,11 @@ where
             let inbox = std::ptr::from_ref(core) as usize;
             let (ticket, reported) =
                 Ticket::new(inbox, &row.namespace, &row.keys, row.verified.as_deref());
-            request.extensions_mut().insert(ticket);
-            reach(app, request, reported).await
+            request.extensions_mut().insert(ticket.clone());
+            let reached = reach(app, request, reported).await;
+            // Until here: a receiver whose senders are gone would not wait.
+            drop(ticket);
+            reached
         }
     };
     let miss = |status, why: &str| {
@@ -182,7 +185,7 @@ where
 
 /// What a redelivery has met.
 enum Reached {
-    /// No layer. The status is that of the answer, if there is one.
+    /// No layer. The status is that of the answer, or 504 if there was none.
     Never(Option<StatusCode>),
     Layer(End, Report),
 }
@@ -218,7 +221,8 @@ where
                 tokio::select! {
                     called = &mut call => (is_answered, status) = (true, status_of(called)),
                     _ = reported.changed() => {}
-                    () = sleep(left) => return Reached::Never(None),
+                    // A handler without the inbox may have run.
+                    () = sleep(left) => return Reached::Never(Some(StatusCode::GATEWAY_TIMEOUT)),
                 }
             }
         }
@@ -245,6 +249,7 @@ where
 /// Counts the rows, and ends those that are too old.
 async fn keep(core: Arc<Core>) {
     let mut swept_at: Option<Instant> = None;
+    let mut gauges = observe::Gauges::default();
     loop {
         if swept_at.is_none_or(|at| at.elapsed() >= SWEEP) {
             swept_at = Some(Instant::now());
@@ -266,7 +271,7 @@ async fn keep(core: Arc<Core>) {
             let fullness =
                 ratio(waiting, settings.max_waiting).max(ratio(bytes, settings.max_bytes));
             core.is_full.store(fullness >= 1.0, Ordering::Relaxed);
-            observe::counted(&counts, fullness);
+            gauges.set(&counts, fullness);
         }
         sleep(spread(COUNT)).await;
     }

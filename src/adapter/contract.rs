@@ -39,11 +39,13 @@ use std::pin::Pin;
 use std::sync::Arc;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 use std::sync::OnceLock;
-#[cfg(feature = "sqlite")]
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
 use std::time::Duration;
 
 pub use super::replies::{ClaimReply, CompleteReply, RenewReply, Seen};
 pub use super::stored::{Fetch, StoredData, StoredResponse};
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+use super::terms::KeyedTerms;
 pub use super::terms::{CallTerms, Permanence, Token};
 use crate::error::{StoreError, StoreErrorKind};
 use crate::key::DedupKey;
@@ -214,7 +216,7 @@ pub trait DedupAdapter: Send + Sync + 'static {
     }
 
     /// Marks the key complete, whoever holds its lease; a missing row is inserted. The store holds
-    /// the data of [`CallTerms::stored_data_for`] from the same step on. A complete key does not change.
+    /// the data of [`CallTerms::stored_data`] from the same step on. A complete key does not change.
     ///
     /// The retention counts from the claim. If it has ended, a new retention begins, because a completion
     /// must not be expired when it is written.
@@ -232,11 +234,12 @@ pub trait DedupAdapter: Send + Sync + 'static {
     }
 
     /// Makes the statement that completes these keys in a transaction of the handler's: all keys that the delivery
-    /// holds, with the data of [`CallTerms::stored_data_for`]. It is no call, and reaches no store.
+    /// holds, each with its terms and the data of [`CallTerms::stored_data`]. It is no call, and reaches no store.
     ///
-    /// The statement writes the row of each key, whoever holds its lease, and takes the token of the terms. It fails if
-    /// a key is complete already or has no row: the first COMMIT wins. A row that has expired begins a new retention.
-    /// Without keys, it completes nothing and succeeds.
+    /// The terms are equal, except for the data to store, and so is the response. The statement writes the row of each
+    /// key, whoever holds its lease, and takes the token of the terms. It fails if a key is complete already or has no
+    /// row: the first COMMIT wins. A row that has expired begins a new retention. Without keys, it completes nothing and
+    /// succeeds.
     ///
     /// If the terms fetch responses and bring none, the layer adds it by [`complete`](Self::complete) with the same
     /// token, which then replies [`Held`](CompleteReply::Held), and ends the lease, also without a response. Until then,
@@ -247,8 +250,8 @@ pub trait DedupAdapter: Send + Sync + 'static {
     /// # Errors
     ///
     /// [`StoreErrorKind::Unsupported`] by default.
-    fn completion(&self, keys: &[DedupKey], terms: &CallTerms) -> Result<Completion, StoreError> {
-        let _ = (keys, terms);
+    fn completion(&self, keys: &[(&DedupKey, &CallTerms)]) -> Result<Completion, StoreError> {
+        let _ = keys;
         Err(StoreError::new(StoreErrorKind::Unsupported, "completing events in a transaction"))
     }
 
@@ -293,7 +296,7 @@ pub struct Abilities {
     /// ability, a complete second identity makes every event a duplicate, and no record tells a replayed body.
     pub stored_data: bool,
     /// The store implements [`list`](super::maintenance::MaintenanceAdapter::list): it holds the names of its keys, and the
-    /// [types](CallTerms::event_type_for) of their events.
+    /// [types](CallTerms::event_type) of their events.
     pub inspection: bool,
     /// The store deletes expired keys by itself, [`PURGE_GRACE`](super::maintenance::PURGE_GRACE) after they have expired:
     /// [`purge`](super::maintenance::MaintenanceAdapter::purge) has nothing to delete.
@@ -377,8 +380,8 @@ enum Parameter {
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 #[derive(Clone)]
 pub(crate) struct OwnCompletion {
-    pub(crate) keys: List<DedupKey>,
-    pub(crate) terms: CallTerms,
+    /// Their terms are equal, except for the payload.
+    pub(crate) events: List<KeyedTerms>,
     pub(crate) within: Within,
     pub(crate) database: OwnDatabase,
     /// Returns a row if this transaction has completed the events. It takes the same parameter.
@@ -409,8 +412,8 @@ pub(crate) enum OwnDatabase {
         lean: Arc<str>,
         /// The generation of the plans, on connections of sqlx.
         generation: Option<u32>,
-        /// How long a transaction may be idle, in milliseconds, if the crate bounds it.
-        idle_ms: Option<i32>,
+        /// How long a transaction may be idle, if the crate bounds it.
+        idle: Option<Duration>,
     },
     #[cfg(feature = "sqlite")]
     Sqlite {
@@ -432,13 +435,15 @@ impl Completion {
     pub(crate) fn new_own(
         [sql, check]: [&Arc<str>; 2],
         database: OwnDatabase,
-        keys: &[DedupKey],
-        terms: &CallTerms,
+        keys: &[(&DedupKey, &CallTerms)],
         make_parameter: fn(&OwnCompletion) -> String,
     ) -> Self {
+        let event = |(key, terms): &(&DedupKey, &CallTerms)| KeyedTerms {
+            key: (*key).clone(),
+            terms: (*terms).clone(),
+        };
         let own = OwnCompletion {
-            keys: keys.iter().cloned().collect(),
-            terms: terms.clone(),
+            events: keys.iter().map(event).collect(),
             within: Within::Written,
             database,
             check: Arc::clone(check),
@@ -486,6 +491,17 @@ impl Completion {
         #[cfg(any(feature = "postgres", feature = "sqlite"))]
         return self.within(Within::Any);
         #[cfg(not(any(feature = "postgres", feature = "sqlite")))]
+        self
+    }
+
+    /// Returns the completion for a handler that may hold its transaction for so long.
+    #[cfg(feature = "postgres")]
+    pub(crate) fn for_handler(mut self, bound: Duration) -> Self {
+        if let Parameter::Own(own) = &mut self.parameter
+            && let OwnDatabase::Postgres { idle: Some(idle), .. } = &mut own.database
+        {
+            *idle = bound.max(*idle);
+        }
         self
     }
 

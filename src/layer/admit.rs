@@ -87,11 +87,11 @@ where
         });
         let is_nested = match read {
             Ok(None) => return Dispatch::Ended(self.answer(Outcome::Handshake)),
-            Ok(Some((keys, _))) if keys.is_empty() => {
+            Ok(Some(keys)) if keys.is_empty() => {
                 self.head.extensions.get::<RunsWithoutKey>().is_some()
             }
-            Ok(Some(read)) => {
-                (self.keys, self.payloads) = read;
+            Ok(Some(keys)) => {
+                self.keys = keys;
                 self.is_nested(Delivery::holds)
             }
             Err(error) => {

@@ -36,7 +36,7 @@ use super::answer::{self, Ended, Ending};
 use super::body::ResponseBody;
 use super::builder::DedupLayer;
 use super::config::Config;
-use super::end::{self, DeliveryEnd, set_end};
+use super::end::{self, DeliveryEnd};
 use super::gate::{Admitted, NotAdmitted};
 use super::policy::{OnInFlight, OnMismatch};
 use super::request::Run;
@@ -45,7 +45,7 @@ use crate::delivery::Delivery;
 use crate::error::StoreError;
 use crate::ledger::{Begin, Claim, HandlerSuccess, RunsWithoutKey, Settled};
 use crate::observe::{DedupAnswer, Outcome, Report};
-use crate::run::{Admission, Called, call};
+use crate::run::{Admission, Called, NotBegun, call};
 
 /// What becomes of a delivery after its claim.
 enum Plan<B, E> {
@@ -96,7 +96,7 @@ where
     /// Claims the keys, and waits if the policy says so.
     async fn claim(&mut self) -> Plan<ResBody, S::Error> {
         let DedupLayer { ledger, config, .. } = &*self.layer;
-        let calls = config.calls(ledger, self.payloads.as_ref(), config.fetch());
+        let calls = config.calls(ledger, config.fetch());
         let begun = ledger.begin(&self.keys, calls).await;
         match (&begun, self.layer.config.on_in_flight) {
             // Boxed, because most deliveries do not wait and their future stays small.
@@ -119,11 +119,14 @@ where
             return Plan::End((Outcome::Overloaded, answer::own(DedupAnswer::InFlight, config)));
         };
         let _waiting = config.meters.waiting();
-        let calls = config.calls(ledger, self.payloads.as_ref(), config.fetch());
+        let calls = config.calls(ledger, config.fetch());
         match waiter.claim(ledger, &calls, bound, &mut admission).await {
-            Ok(begun) => self.plan(begun),
-            Err(NotAdmitted::Full) => Plan::End(self.own(Outcome::Overloaded)),
-            Err(NotAdmitted::Inner(error)) => Plan::End((Outcome::Failed, Ok(Err(error)))),
+            Ok(begun) => self.plan(Ok(begun)),
+            Err(NotBegun::Failed(error)) => self.plan(Err(error)),
+            Err(NotBegun::Refused(NotAdmitted::Full)) => Plan::End(self.own(Outcome::Overloaded)),
+            Err(NotBegun::Refused(NotAdmitted::Inner(error))) => {
+                Plan::End((Outcome::Failed, Ok(Err(error))))
+            }
         }
     }
 
@@ -213,16 +216,16 @@ where
             }
             self.set_retry_after(&mut ended.1);
             match &delivery {
-                None => set_end(&mut ended.1, None),
+                None => answer::set_end(&mut ended.1, None),
                 Some(it) if it.is_unprotected() => {
-                    set_end(&mut ended.1, Some(DeliveryEnd::Undecided));
+                    answer::set_end(&mut ended.1, Some(DeliveryEnd::Undecided));
                 }
                 Some(_) if matches!(ended.0, Outcome::Failed | Outcome::HandlerTimeout) => {
                     // On arrival, the key is complete since its claim.
                     let end =
                         if is_permanent { DeliveryEnd::Complete } else { DeliveryEnd::Released };
                     let end = if is_elsewhere { DeliveryEnd::InFlight } else { end };
-                    set_end(&mut ended.1, Some(end));
+                    answer::set_end(&mut ended.1, Some(end));
                 }
                 Some(_) => {}
             }
@@ -334,9 +337,11 @@ mod tests {
 
     /// Common allocators are faster up to 1,024 bytes.
     #[test]
-    fn both_boxes_of_a_delivery_are_small() {
-        let delivery = Run::<Handler, Lease, Full<Bytes>>::to_the_end;
-        let sizes = [size_of::<Run<Handler, Lease, Full<Bytes>>>(), size_of_future(delivery)];
+    fn boxes_of_a_delivery_are_small() {
+        type Own = Run<Handler, Lease, Full<Bytes>>;
+        let in_shadow = |run| Own::to_the_end_in_shadow(run, None);
+        let futures = [size_of_future(Own::to_the_end), size_of_future(in_shadow)];
+        let sizes = [size_of::<Own>(), futures[0], futures[1]];
         assert!(sizes.iter().all(|size| *size <= 1_024), "{sizes:?}");
     }
 }

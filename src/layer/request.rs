@@ -12,7 +12,6 @@ use super::builder::DedupLayer;
 use super::gate::Permit;
 use super::paths::LAST_PATHS;
 use super::policy::{OnMissingKey, Verified};
-use crate::adapter::Payloads;
 use crate::delivery::{Delivery, RetryAfterOfLayer};
 use crate::error::{KeyError, KeyErrorKind};
 use crate::key::{DedupKey, Event, Extracted, Keys, RequestRef};
@@ -28,8 +27,6 @@ pub(super) struct Run<S, L, B> {
     pub(super) body: Bytes,
     /// Empty until they were extracted, and of a request without a key.
     pub(super) keys: Keys,
-    /// The digests of the payloads, if the layer compares payloads.
-    pub(super) payloads: Option<Payloads>,
     /// Log records may name the keys: they are valid, and the request is verified if it has to be.
     pub(super) logs_keys: bool,
     pub(super) layer: Arc<DedupLayer<L, B>>,
@@ -46,7 +43,6 @@ impl<S, L, B> Run<S, L, B> {
             head,
             body: Bytes::new(),
             keys: Keys::none(),
-            payloads: None,
             logs_keys: true,
             layer,
             permit: None,
@@ -122,11 +118,8 @@ impl<S, L, B> Run<S, L, B> {
         !self.layer.config.require_verified || self.head.extensions.get::<Verified>().is_some()
     }
 
-    pub(super) fn request_keys(&self) -> Result<(Keys, Option<Payloads>), KeyError> {
-        let keys = self.extract()?;
-        let payloads = self.payloads(&keys)?;
-        // A background write may hold the keys, and must not hold the body.
-        Ok((keys.without_payloads(), payloads))
+    pub(super) fn request_keys(&self) -> Result<Keys, KeyError> {
+        self.digested(self.extract()?)
     }
 
     /// Returns the keys of a request that reaches the handler whatever is wrong with them. If there is a
@@ -149,34 +142,27 @@ impl<S, L, B> Run<S, L, B> {
             Extracted::Keys(keys) => Ok(keys),
             Extracted::Bypass => Ok(Keys::none()),
             Extracted::Missing => match config.on_missing_key {
-                OnMissingKey::Reject => Err(KeyError::new(KeyErrorKind::Missing, "the key")),
+                OnMissingKey::Reject => {
+                    Err(KeyError::new(KeyErrorKind::Missing, config.key.place()))
+                }
                 OnMissingKey::PassThrough => Ok(Keys::none()),
             },
         }
     }
 
-    /// Refuses too many keys. Returns the SHA-256 of each event's payload, if the layer compares payloads. In a
-    /// multi-event delivery a payload is the event's own bytes; an event whose bytes the extractor does not name is
-    /// not compared.
-    pub(super) fn payloads(&self, keys: &Keys) -> Result<Option<Payloads>, KeyError> {
-        let (config, events) = (&self.layer.config, keys.events());
+    /// Refuses too many keys. The events have the SHA-256 of their payloads then, if the layer compares payloads, and no
+    /// bytes: a background write may hold them. In a multi-event delivery a payload is the event's own bytes; an event
+    /// whose bytes the extractor does not name is not compared.
+    pub(super) fn digested(&self, keys: Keys) -> Result<Keys, KeyError> {
+        let (config, is_multi_event) = (&self.layer.config, keys.is_multi_event());
         if keys.identity_count() > config.max_keys {
             return Err(KeyError::new(KeyErrorKind::TooMany, "the request"));
         }
-        let Some(part) = &config.compare_payload else { return Ok(None) };
-        let mut payloads = Vec::with_capacity(events.len());
-        for event in events {
-            let Some(bytes) = event.payload().or((!keys.is_multi_event()).then_some(&self.body))
-            else {
-                continue;
-            };
-            let digest = part.sha256(&RequestRef::new(&self.head, bytes))?;
-            payloads.push((event.key().clone(), digest));
-        }
-        // If two events have one key, the second is a duplicate of the first.
-        payloads.sort_by(|(one, _), (other, _)| one.cmp(other));
-        payloads.dedup_by(|(later, _), (earlier, _)| later == earlier);
-        Ok(Some(payloads.into()))
+        let Some(part) = &config.compare_payload else { return Ok(keys.without_payloads()) };
+        keys.with_digests(|event| {
+            let bytes = event.payload().or((!is_multi_event).then_some(&self.body));
+            bytes.map(|bytes| part.sha256(&RequestRef::new(&self.head, bytes))).transpose()
+        })
     }
 }
 

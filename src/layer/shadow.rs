@@ -16,14 +16,14 @@ use http::{Request, Response};
 use http_body::Body;
 use tower_service::Service;
 
-use super::answer::{Ended, Ending};
+use super::answer::{Ended, Ending, set_end};
 use super::delivery::judge;
-use super::end::{DeliveryEnd, set_end};
+use super::end::DeliveryEnd;
 use super::request::{NOT_VERIFIED, Run, caught};
 use crate::adapter::contract::Fetch;
 use crate::delivery::{Delivery, Verdict};
 use crate::error::KeyError;
-use crate::key::{hex, sha256};
+use crate::key::{Event, hex, sha256};
 use crate::ledger::{Begin, Claim, HandlerSuccess, Settled};
 use crate::observe::{Outcome, ShadowFields};
 
@@ -37,9 +37,12 @@ impl<S, L, B> Run<S, L, B> {
     /// Reads the keys of a request. Under a fault, its key is the digest of its body.
     pub(super) fn read_in_shadow(&mut self) -> Option<RequestFault> {
         let (keys, fault) = self.extract_leniently();
-        let payloads = fault.map_or_else(|| caught(|| self.payloads(&keys)), Err);
-        self.keys = keys.without_payloads();
-        let fault = payloads.map(|payloads| self.payloads = payloads).err();
+        let digested = fault.map_or_else(|| caught(|| self.digested(keys.clone())), Err);
+        let (keys, fault) = match digested {
+            Ok(keys) => (keys, None),
+            Err(fault) => (keys.without_payloads(), Some(fault)),
+        };
+        self.keys = keys;
         if self.is_verified() {
             fault.map(RequestFault::Key)
         } else {
@@ -81,11 +84,8 @@ impl<S, L, B> Run<S, L, B> {
     /// Returns the first 16 hex digits of the SHA-256 of the part of the payload that is compared, or else
     /// of the body.
     fn payload_digest(&self) -> String {
-        let compared = || {
-            let first = self.keys.events().first()?.key();
-            self.payloads.as_ref()?.iter().find(|(key, _)| key == first).map(|(_, digest)| *digest)
-        };
-        hex(&compared().unwrap_or_else(|| sha256(&self.body))[..8])
+        let compared = self.keys.events().first().and_then(Event::payload_sha256);
+        hex(&compared.unwrap_or_else(|| sha256(&self.body))[..8])
     }
 
     /// Adds a [`Delivery`] of all events to the request. `claimed` has the events of the claim.
@@ -174,7 +174,7 @@ where
         // An unreadable response must not hide the verdict.
         let is_compared = config.compare_payload.is_some();
         let fetch = if is_compared { Fetch::Digest } else { Fetch::Nothing };
-        let calls = config.calls(&self.layer.ledger, self.payloads.as_ref(), fetch);
+        let calls = config.calls(&self.layer.ledger, fetch);
         let verdict = match self.layer.ledger.begin(&self.keys, calls).await {
             Ok(Begin::First { claim, delivery, .. }) => {
                 return (delivery.verdict(), claim, Some(delivery));

@@ -17,7 +17,8 @@ use std::ops::{Deref, DerefMut};
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 use sqlx::{Database, Pool, Transaction};
 
-use super::held::{Effect, Held};
+use super::lease::{Effect, Held};
+use crate::adapter::KeyedTerms;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 use crate::adapter::contract::Within;
 use crate::adapter::contract::{Completion, StoredResponse};
@@ -27,7 +28,6 @@ use crate::adapter::transaction::{
 };
 use crate::delivery::Delivery;
 use crate::error::{BoxError, StoreError, StoreErrorKind};
-use crate::key::DedupKey;
 
 impl Delivery {
     /// Begins a transaction of the handler's on its own pool. [`DedupTx::commit`] completes the events of the delivery
@@ -115,7 +115,7 @@ impl Delivery {
     ) -> Result<(), CommitError> {
         let completion = self.completion()?;
         let ran = connection.complete_in(&completion).await;
-        self.held()?.has_completed.note();
+        self.held()?.note(|it| it.has_completed = true);
         self.noting_refusal(ran.map_err(CommitError::of_completion))
     }
 
@@ -129,13 +129,13 @@ impl Delivery {
 
     /// Returns `true` if the layer that runs this delivery demands a commit of it.
     pub(crate) fn demands_commit(&self) -> bool {
-        !self.is_unenforced() && self.held().is_ok_and(|held| held.demands_commit.is_known())
+        !self.is_unenforced() && self.held().is_ok_and(|held| held.state().demands_commit)
     }
 
     /// Demands a commit of this delivery, as its own layer does under the transactional ledger.
     pub(crate) fn demand_commit(&self) {
         if let (false, Ok(held)) = (self.is_unenforced(), self.held()) {
-            held.demands_commit.note();
+            held.note(|it| it.demands_commit = true);
         }
     }
 
@@ -161,7 +161,7 @@ impl Delivery {
     }
 
     /// Returns the keys that a completion completes.
-    fn completes(&self) -> &[DedupKey] {
+    fn completes(&self) -> &[KeyedTerms] {
         match self.held() {
             Ok(held) if !self.is_unprotected() => &held.keys,
             _ => &[],
@@ -173,7 +173,7 @@ impl Delivery {
         if let (Err(error), Ok(held)) = (&result, self.held())
             && error.kind == CommitErrorKind::AlreadyComplete
         {
-            held.is_refused.note();
+            held.note(|it| it.is_refused = true);
         }
         result
     }
@@ -243,7 +243,7 @@ impl<DB: CompletionDatabase> DedupTx<DB> {
     }
 
     async fn complete_last(&mut self) -> Result<(), CommitError> {
-        let is_completed = self.event.held()?.has_completed.is_known();
+        let is_completed = self.event.held()?.state().has_completed;
         if (self.is_early || is_completed) && self.stands().await? {
             return Ok(());
         }

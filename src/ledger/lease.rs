@@ -1,246 +1,179 @@
-//! Under a lease: the key becomes permanent when the handler has succeeded.
-//!
-//! 1. A delivery claims its keys under a lease, which is renewed while the handler runs. If the process
-//!    dies, the lease lapses. The retry then runs, flagged as a takeover.
-//! 2. Success is success. After the handler's success, the answer is the handler's: the completion
-//!    counts whichever delivery holds the lease by then. If the store does not reply, the completion
-//!    continues in the background. Until it has ended, this process treats the key as complete and
-//!    renews its lease.
-//! 3. The keys of a handler that fails are released at once, so that the retry runs at once.
-//! 4. A claim whose reply was lost is released by its token. Once the release has returned, the claim has no
-//!    effect any more, however late it arrives. A release that fails is repeated for 10 min. No slot is
-//!    reserved for it before the claim: one that finds none leaves its key to the lease.
-//! 5. A claim that fails because stored data is unreadable is released too: the store has executed it.
-//! 6. A runtime that shuts down drops its deliveries and starts no task. So their keys are not
-//!    released: the leases lapse, as if the process had died.
-//!
-//! # In the handler's own COMMIT
-//!
-//! The transactional ledger is a lease that demands a completion. After a success of the handler, one of these holds:
-//!
-//! 1. A [`DedupTx`](crate::DedupTx) has committed the events.
-//! 2. The handler has said [`nothing_to_write`](crate::Delivery::nothing_to_write): the ledger completes the events.
-//! 3. The store says that all events are complete by the token of the claim: another driver has completed them.
-//!
-//! Otherwise the events are released, and the answer is 500: nothing is lost. If a process dies, its lease lapses, and
-//! the retry runs. Safety does not depend on the lease: of two runs of an event, the second cannot commit.
-//!
-//! Under [`DedupLayer::new`](crate::DedupLayer::new), a handler that begins such a transaction, or takes a statement for
-//! one, owes the same. Any other handler owes nothing.
+//! [`Held`]: what a ledger holds with a delivery under a lease, shared with its handler.
 
-use std::fmt;
-use std::future::Future;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use tokio::time::Instant;
-
-use super::call::Calls;
-use super::claims::Claims;
-use super::contract::HandlerSuccess;
-use super::held::{Effect, HeldLease, report};
-use super::renewal::RenewalGuard;
-use super::retry::{RetryJob, Write};
-use super::shared::Shared;
-use crate::adapter::contract::Seen;
+use super::call::{self, Calls};
+use crate::adapter::KeyedTerms;
+use crate::adapter::contract::{CompleteReply, Completion, Fetch, StoredResponse};
+use crate::delivery::Inner;
 use crate::error::StoreError;
-use crate::key::List;
+use crate::key::{DedupKey, List};
+use crate::observe;
 
-/// How a claim has ended.
-#[derive(Debug)]
-pub(crate) enum Settled {
-    /// As its handler: the events are complete, or released.
-    Done,
-    /// Another delivery has completed the events, which were seen then. This one has had no effect.
-    CompletedElsewhere(Seen),
-    /// The handler succeeded, and no transaction of it has completed the events. They are released.
-    Uncommitted,
-    /// The store has failed. After a success of the handler, it has not said whether the events are complete; after another
-    /// end, the release continues in the background.
-    Unconfirmed(StoreError),
+/// A delivery with its lease, shared with its claim.
+pub(super) type HeldLease = Inner<Held>;
+
+/// What a ledger holds with a delivery under a lease.
+pub(super) struct Held {
+    /// Sorted.
+    pub(super) keys: List<KeyedTerms>,
+    pub(super) calls: Calls,
+    /// What is stored of the response that the handler has set. Only the first one counts.
+    pub(super) response: OnceLock<Arc<StoredResponse>>,
+    state: Mutex<HeldState>,
 }
 
-/// The claim of a delivery that runs under a lease.
-///
-/// If it is dropped, its end continues in the background: a success is completed, and anything else is
-/// released.
-pub(crate) struct Claim {
-    shared: Arc<Shared>,
-    lease: Arc<HeldLease>,
-    /// `None` if the delivery runs unprotected.
-    pub(super) renewal: Option<RenewalGuard>,
-    left: Left,
+/// What is known of a delivery under a lease. What has become true stays so.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct HeldState {
+    pub(super) effect: Effect,
+    /// A success must have completed the events, unless the handler has nothing to write.
+    pub(super) demands_commit: bool,
+    /// A completion was refused: another delivery may have completed the events.
+    pub(super) is_refused: bool,
+    /// A statement has completed the events in a transaction of the handler's, which may have been rolled back since.
+    pub(super) has_completed: bool,
+    /// A statement was made that stores the response of the handler.
+    is_response_stored: bool,
+    /// The handler has ended. From now on only the completion reports a lost lease, because a renewal after the
+    /// completion or the release finds no lease.
+    pub(super) has_ended: bool,
 }
 
-/// The calls that the end of a claim still needs.
-enum Left {
+/// What a handler has said and done about the transaction of its events.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) enum Effect {
+    /// Nothing.
+    #[default]
+    Unsaid,
+    /// It has nothing to write.
     Nothing,
-    /// The handler has not succeeded.
-    Release,
-    /// The handler succeeded. Contains the calls of the completion if a response is stored.
-    Completion(Option<Box<Calls>>),
+    /// It has begun a transaction, or has taken a statement for one.
+    Begun,
+    /// A [`DedupTx`](super::completion::DedupTx) has committed the events.
+    Committed,
 }
 
-impl Claim {
-    /// Starts the renewals of a lease, which counts from `since`.
-    pub(super) fn start(shared: &Arc<Shared>, lease: Arc<HeldLease>, since: Instant) -> Self {
-        let is_claimed = !lease.is_unprotected();
-        let renewal =
-            is_claimed.then(|| shared.renewals.start(Arc::clone(&lease), since)).flatten();
-        Self { shared: Arc::clone(shared), lease, renewal, left: Left::Release }
+impl Held {
+    pub(super) fn new(keys: List<KeyedTerms>, calls: Calls) -> Self {
+        Self { keys, calls, response: OnceLock::new(), state: Mutex::default() }
     }
 
-    /// Releases the keys, unless the handler succeeded. Completes the keys of a success in one attempt, or else in the
-    /// background. Returns no error then, because the handler succeeded. Keys that the handler's transaction has
-    /// completed are only given the response.
-    ///
-    /// After [`Settled::Uncommitted`], the layer answers 500, and after [`Settled::Unconfirmed`] and a success 503.
-    #[expect(clippy::manual_async_fn, reason = "an `async fn` stores its arguments twice")]
-    pub(crate) fn settle(
-        mut self,
-        success: Option<HandlerSuccess>,
-    ) -> impl Future<Output = Settled> + Send {
-        async move {
-            self.lease.of_ledger.has_ended.note();
-            let Some(HandlerSuccess { response }) = success else {
-                // Boxed, because most deliveries succeed and their future stays small.
-                return Box::pin(self.rollback()).await;
-            };
-            let held = &self.lease.of_ledger;
-            let effect = held.effect();
-            let mut is_committed = effect == Effect::Committed;
-            let owes_commit = match effect {
-                Effect::Unsaid => held.demands_commit.is_known(),
-                Effect::Begun => true,
-                Effect::Nothing | Effect::Committed => false,
-            };
-            if owes_commit {
-                // Boxed, because only handlers with another driver come here.
-                is_committed = match Box::pin(self.are_complete()).await {
-                    Ok(are_complete) => are_complete,
-                    Err(error) => return Settled::Unconfirmed(error),
-                };
-                if !is_committed {
-                    return match Box::pin(self.rollback()).await {
-                        // An error of the release is not the cause.
-                        Settled::Done | Settled::Unconfirmed(_) => Settled::Uncommitted,
-                        settled => settled,
-                    };
-                }
-            }
-            if is_committed && !held.awaits_response() {
-                self.end();
-                return Settled::Done;
-            }
-            // Boxed, because most layers store no response.
-            let with_response = response.map(|response| {
-                let mut calls = held.calls.clone();
-                calls.terms = calls.terms.with_response(response);
-                Box::new(calls)
-            });
-            // From here on, a claim that is dropped completes in the background.
-            self.left = Left::Completion(with_response.clone());
-            let calls = with_response.as_deref().unwrap_or(&held.calls);
-            let replies = calls.complete(&held.keys).await;
-            report(&held.keys, &replies, &self.lease);
-            if replies.iter().all(Result::is_ok) {
-                self.end();
-            }
-            Settled::Done
+    pub(super) fn state(&self) -> HeldState {
+        *self.lock()
+    }
+
+    pub(super) fn note(&self, fact: impl FnOnce(&mut HeldState)) {
+        fact(&mut self.lock());
+    }
+
+    /// Sets what the handler has said or done last. What is committed stays so.
+    pub(super) fn say(&self, effect: Effect) {
+        let said = &mut self.lock().effect;
+        if *said != Effect::Committed {
+            *said = effect;
         }
     }
 
-    fn end(&mut self) {
-        self.left = Left::Nothing;
+    fn lock(&self) -> MutexGuard<'_, HeldState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns `true` if a transaction of the handler's has completed all keys.
-    async fn are_complete(&self) -> Result<bool, StoreError> {
-        // A store without this ability completes no key in a transaction.
-        Ok(self.shared.abilities.completion && self.lease.of_ledger.are_complete().await?)
+    /// Keeps what the layer stores of this response. It stores none of a delivery of several events.
+    pub(super) fn set_response(&self, response: &StoredResponse) {
+        let Calls { replay, terms, meters, .. } = &self.calls;
+        let Some(replay) = replay.as_ref().filter(|_| terms.fetch == Fetch::DigestAndResponse)
+        else {
+            return;
+        };
+        match replay.store(response) {
+            Ok(stored) => drop(self.response.set(Arc::new(stored))),
+            Err(reason) => self
+                .keys
+                .iter()
+                .for_each(|it| observe::records::response_not_stored(meters, &it.key, reason)),
+        }
     }
 
-    /// Releases the keys, because the handler has completed nothing.
-    async fn rollback(mut self) -> Settled {
-        if self.awaits_response_in_vain().await {
-            // The rows are complete. Their lease ends, so that duplicates do not wait for a response.
-            self.left = Left::Completion(None);
-            let held = &self.lease.of_ledger;
-            if held.calls.complete(&held.keys).await.iter().all(Result::is_ok) {
-                self.end();
+    /// Returns `true` if the layer stores a response, and none was stored with the completion.
+    pub(super) fn awaits_response(&self) -> bool {
+        self.calls.terms.fetch == Fetch::DigestAndResponse && !self.state().is_response_stored
+    }
+
+    /// Returns the statement that completes these keys, with the response that the handler has set.
+    pub(super) fn completion(&self, keys: &[KeyedTerms]) -> Result<Completion, StoreError> {
+        let response = self.response.get();
+        let with_response: List<KeyedTerms>;
+        let keys = match response {
+            Some(response) => {
+                self.note(|it| it.is_response_stored = true);
+                with_response = self::with_response(keys, response);
+                &with_response
             }
-            return Settled::Done;
-        }
-        let seen = self.completed_by_another().await;
-        let released = self.release().finish().await;
-        match (seen, released) {
-            (Some(seen), _) => Settled::CompletedElsewhere(seen),
-            (None, Ok(())) => Settled::Done,
-            (None, Err(error)) => Settled::Unconfirmed(error),
-        }
+            None => keys,
+        };
+        let keys: List<_> = keys.iter().map(|it| (&it.key, &it.terms)).collect();
+        let completion = self.calls.adapter.completion(&keys)?;
+        #[cfg(feature = "postgres")]
+        let completion = completion.for_handler(self.calls.handler_bound);
+        Ok(completion)
     }
 
-    /// Returns `true` if the handler has completed its keys before it failed, and their rows wait for a response.
-    async fn awaits_response_in_vain(&self) -> bool {
-        let held = &self.lease.of_ledger;
-        held.awaits_response()
-            && match held.effect() {
-                Effect::Committed => true,
-                Effect::Begun => self.are_complete().await.is_ok_and(|are_complete| are_complete),
-                Effect::Unsaid | Effect::Nothing => false,
-            }
-    }
-
-    /// If a completion was refused, claims the keys again before they are released, by the same token. A claim that
-    /// still holds its key is repeated, and counts no attempt.
-    async fn completed_by_another(&self) -> Option<Seen> {
-        let held = &self.lease.of_ledger;
-        // A completion after the commit is refused by the events' own completion.
-        if !held.is_refused.is_known() || held.effect() == Effect::Committed {
-            return None;
+    /// Asks the store whether a transaction of the handler's has completed all keys. A store without this ability has
+    /// completed none.
+    pub(super) async fn are_complete(&self) -> Result<bool, StoreError> {
+        if !self.calls.abilities.completion {
+            return Ok(false);
         }
-        let mut calls = held.calls.clone();
-        // It does not fail open.
-        calls.terms.duplicate_note = None;
-        let events = self.lease.events().into();
-        let mut again = Claims::new(&self.shared, calls, events, List::new());
-        let resolution = again.resolve().await;
-        // This claim holds them.
-        again.held.clear();
-        let mut resolution = resolution.ok().filter(|resolution| !resolution.mismatch)?;
-        resolution.all_complete()
-    }
-
-    /// Returns the claims that hold the keys. The renewal ends before, because a renewal after the release would
-    /// report a lost lease.
-    fn release(&mut self) -> Claims<'_> {
-        let held = &self.lease.of_ledger;
-        held.has_ended.note();
-        (self.renewal, self.left) = (None, Left::Nothing);
-        Claims::new(&self.shared, held.calls.clone(), List::new(), held.keys.clone())
+        let replies = call::all(self.calls.is_complete(&self.keys).await)?;
+        Ok(replies.iter().all(|is_complete| *is_complete))
     }
 }
 
-impl Drop for Claim {
-    fn drop(&mut self) {
-        let held = &self.lease.of_ledger;
-        match std::mem::replace(&mut self.left, Left::Nothing) {
-            Left::Nothing => {}
-            Left::Release => drop(self.release()),
-            Left::Completion(with_response) => {
-                let calls = with_response.map_or_else(|| held.calls.clone(), |boxed| *boxed);
-                let (keys, work) = (held.keys.clone(), calls.terms.token());
-                // Until the job has ended, this process treats the keys as complete, and renews their lease.
-                let pending = self.shared.completing.add(keys.clone(), work, calls.terms.clone());
-                let (lease, renewal) = (Arc::clone(&self.lease), self.renewal.take());
-                let job = RetryJob { write: Write::Complete(lease), calls, keys };
-                self.shared.background.repeat(None, job, (pending, renewal));
-            }
-        }
-    }
+/// Returns these keys with a response that is stored with each.
+pub(super) fn with_response(
+    keys: &[KeyedTerms],
+    response: &Arc<StoredResponse>,
+) -> List<KeyedTerms> {
+    let with = |KeyedTerms { key, terms }: &KeyedTerms| {
+        let terms = terms.clone().with_response(Arc::clone(response));
+        KeyedTerms { key: key.clone(), terms }
+    };
+    keys.iter().map(with).collect()
 }
 
-impl fmt::Debug for Claim {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Claim").field("keys", &self.lease.of_ledger.keys).finish_non_exhaustive()
+/// Reports claims that the store has lost, and lost leases, unless the delivery knew before.
+pub(super) fn report(
+    keys: &[KeyedTerms],
+    replies: &[Result<CompleteReply, StoreError>],
+    lease: &HeldLease,
+) {
+    // A delivery that ran unprotected has claimed nothing.
+    if !lease.is_unprotected() {
+        let missing = with_reply(keys, replies, CompleteReply::Inserted);
+        let meters = &lease.of_ledger.calls.meters;
+        missing.for_each(|key| observe::records::claim_missing(meters, key));
+    }
+    lease.report_lost(with_reply(keys, replies, CompleteReply::LeaseLost));
+}
+
+/// Returns the keys with this reply.
+pub(super) fn with_reply<'k, T: PartialEq>(
+    keys: &'k [KeyedTerms],
+    replies: &'k [Result<T, StoreError>],
+    reply: T,
+) -> impl Iterator<Item = &'k DedupKey> {
+    let replies = keys.iter().zip(replies);
+    let replies = replies.filter(move |(_, other)| other.as_ref().is_ok_and(|it| *it == reply));
+    replies.map(|(it, _)| &it.key)
+}
+
+impl HeldLease {
+    /// Reports the first leases that are lost.
+    pub(super) fn report_lost<'k>(&self, keys: impl Iterator<Item = &'k DedupKey>) {
+        let mut keys = keys.peekable();
+        if keys.peek().is_some() && self.mark_lease_lost() {
+            keys.for_each(|key| observe::records::lease_lost(&self.of_ledger.calls.meters, key));
+        }
     }
 }

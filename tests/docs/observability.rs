@@ -50,6 +50,12 @@ fn alerts_fire_on_their_series_and_on_no_other() {
     promtool(&folder(), &["test", "rules", "alerts.test.yml"]);
 }
 
+/// It needs two weeks of series, so it runs beside the others.
+#[test]
+fn silence_of_a_sender_is_measured_by_its_own_past() {
+    promtool(&folder(), &["test", "rules", "silence.test.yml"]);
+}
+
 /// The words in backticks.
 fn words(text: &str) -> Vec<String> {
     text.split('`').skip(1).step_by(2).map(str::to_owned).collect()
@@ -189,7 +195,7 @@ fn promtool_accepts_the_queries_of_the_dashboard() {
 /// At night, the name of the alert is all that one has.
 #[test]
 fn every_alert_fires_in_a_test_and_leads_to_a_section_and_to_a_row_of_the_incident_page() {
-    let (alerts, tests) = (alerts(), file("alerts.test.yml"));
+    let (alerts, tests) = (alerts(), file("alerts.test.yml") + &file("silence.test.yml"));
     for alert in &alerts {
         assert!(tests.contains(&format!("alertname=\"{alert}\"")), "{alert} has no test");
     }

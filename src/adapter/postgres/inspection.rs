@@ -1,5 +1,6 @@
 //! The calls of operators.
 
+use std::collections::HashMap;
 use std::future::Future;
 use std::pin::Pin;
 use std::time::Duration;
@@ -100,6 +101,28 @@ impl MaintenanceAdapter for PostgresAdapter {
             let row = store.read_key(CONTEXT, key, fetch, true).await?;
             let Some(row) = row else { return Ok(None) };
             read_row(&row, fetch).entry(row.text("event_type").map_err(fault)?)
+        })
+    }
+
+    /// Reads keys on any server.
+    fn get_many<'a>(&'a self, keys: &'a [DedupKey]) -> StoreFuture<'a, Vec<Option<Entry>>> {
+        Box::pin(async move {
+            const CONTEXT: &str = "looking up keys";
+            let fault = |error| store_error(CONTEXT, error);
+            let store = ready(self).await?;
+            let hashes: Vec<_> = keys.iter().map(|key| Uuid(key_hash(key))).collect();
+            let bound = hashes.clone();
+            let bind = move |query: BoundQuery| query.bind(bound.clone());
+            let all = store.statements(Wait::Briefly);
+            let read =
+                store.fetch(CONTEXT, LONG_READ, &all.get_many, bind).await?.map_err(fault)?;
+            let mut found = HashMap::with_capacity(read.rows.len());
+            for row in &read.rows {
+                let Uuid(key) = row.try_get(0).map_err(fault)?;
+                let event_type = row.text("event_type").map_err(fault)?;
+                found.insert(key, read_row(row, Fetch::Nothing).entry(event_type)?);
+            }
+            Ok(hashes.iter().map(|Uuid(key)| found.get(key).cloned().flatten()).collect())
         })
     }
 

@@ -97,6 +97,7 @@ statements! {
         forget,
         read,
         get,
+        get_many,
         purge,
         stats,
         list,

@@ -240,11 +240,11 @@ impl SqlStore for PostgresStore {
         Ok(row.map(|row| read_row(&row, fetch)))
     }
 
-    fn completion(&self, keys: &[DedupKey], terms: &CallTerms) -> Completion {
+    fn completion(&self, keys: &[(&DedupKey, &CallTerms)]) -> Completion {
         let statements = &*self.statements(Wait::Briefly);
         let generation = self.connections.replanner.generation();
         let idle = self.options.transaction_idle_timeout;
-        completion((statements, generation), idle, keys, terms)
+        completion((statements, generation), idle, keys)
     }
 }
 

@@ -20,11 +20,10 @@ use crate::key::DedupKey;
 pub(super) fn completion(
     statements: &SqliteStatements,
     write_lock_timeout: Duration,
-    keys: &[DedupKey],
-    terms: &CallTerms,
+    keys: &[(&DedupKey, &CallTerms)],
 ) -> Completion {
     let sql = [&statements.completion, &statements.completion_check];
-    Completion::new_own(sql, OwnDatabase::Sqlite { write_lock_timeout }, keys, terms, parameter)
+    Completion::new_own(sql, OwnDatabase::Sqlite { write_lock_timeout }, keys, parameter)
 }
 
 fn parameter(own: &OwnCompletion) -> String {
