@@ -47,12 +47,12 @@ async fn main() -> Result<(), BoxError> {
     let redeliveries = tokio::spawn(inbox.run(app.clone(), async { _ = stopped.await }));
 
     let listener = tokio::net::TcpListener::bind(&listen).await?;
-    println!("listening on http://{}/webhooks/github", listener.local_addr()?);
     #[cfg(unix)] // SIGTERM ends a container.
     let mut terminate = signal::unix::signal(signal::unix::SignalKind::terminate())?;
     #[cfg(windows)]
     let mut terminate = signal::windows::ctrl_close()?;
     let stop = async move { tokio::select!(_ = ctrl_c() => {}, _ = terminate.recv() => {}) };
+    println!("listening on http://{}/webhooks/github", listener.local_addr()?);
     axum::serve(listener, app).with_graceful_shutdown(stop).await?;
     // Let the running handlers end. A row that is left is taken by the next process.
     drop(stop_loop);

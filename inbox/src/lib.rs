@@ -24,7 +24,7 @@
 //! | the handler answers 400, 405, 410, 413, 414, 415 or 422, before the sender was told *stored* | is parked as *refused*: no alert, for a week | the response |
 //! | the handler answers 401 or 403, before the sender was told *stored* | is deleted | the response |
 //! | [`compare_payload`](tower_dedup::DedupLayer::compare_payload) refuses another body under a complete id | is parked as *mismatch* if the sender was told *stored*; else is deleted | the response |
-//! | the delivery has a row already | is due now | 200, *stored* |
+//! | the delivery has a row already, as within 20 ms of its end | is due now, and the ledger is asked again | 200, *stored* |
 //!
 //! *Stored* is in the header `x-dedup-result`, or in that of [`result_header`](tower_dedup::DedupLayer::result_header). So a handler
 //! answers 422 to a request that it can never take, and 2xx to an event that it ignores.
@@ -69,14 +69,14 @@
 //!
 //! # Limits
 //!
-//! - The answer may leave before the handler has ended: not for interactions (Slack commands, Discord, TwiML) and
+//! - The answer may leave before the handler has ended: not for interactions (Slack commands, Discord, `TwiML`) and
 //!   `Idempotency-Key`.
 //! - Under a lease, a handler may run twice, as ever. Order is not kept: see the guide's *Events in order*.
 //! - Another body under the same id is another row, and the ledger decides between them.
 //! - Bodies are stored in clear; tokens in a URL, too. A row is deleted with its end, a parked one three weeks after its event
 //!   was last received, or by `tower-dedup inbox drop`. Headers that are *sensitive* are not stored (a
 //!   `VerifyLayer` marks its tokens), nor `authorization`, `proxy-authorization`, `cookie`, and those of one connection.
-//! - Beyond [`max_waiting`](Inbox::max_waiting) rows that wait, or 4 GiB of table, deliveries have no row.
+//! - Beyond [`max_waiting`](Inbox::max_waiting) rows that wait, or 4 GiB, deliveries have no row.
 //!
 //! # Settings
 //!
@@ -102,6 +102,7 @@
 //!
 //! Alert on rows that are parked (but *refused*), on misrouted redeliveries, on an oldest waiting row above 1 h, on deliveries
 //! without a row, and on a table that is half full. The example `observability` has these alerts, and a dashboard.
+//! The guide's page on incidents says what to do, by `tower-dedup inbox list`, `show`, `retry` and `drop`.
 //!
 //! # Log records
 //!
