@@ -119,7 +119,7 @@ impl Claim {
             let owes_commit = match effect {
                 Effect::Unsaid => held.state().demands_commit,
                 Effect::Begun => true,
-                Effect::Nothing | Effect::Committed => false,
+                Effect::NothingToWrite | Effect::Committed => false,
             };
             if owes_commit {
                 // Boxed, because only handlers with another driver come here.
@@ -183,7 +183,7 @@ impl Claim {
             && match held.state().effect {
                 Effect::Committed => true,
                 Effect::Begun => held.are_complete().await.is_ok_and(|are_complete| are_complete),
-                Effect::Unsaid | Effect::Nothing => false,
+                Effect::Unsaid | Effect::NothingToWrite => false,
             }
     }
 
