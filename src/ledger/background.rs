@@ -13,7 +13,7 @@ use tokio_util::task::TaskTracker;
 
 use super::call::{self, Calls};
 use super::contract::Permanent;
-use super::lease::{HeldLease, report};
+use super::held::{HeldLease, report};
 use super::times::delays;
 use crate::adapter::KeyedTerms;
 use crate::adapter::contract::Token;

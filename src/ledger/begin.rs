@@ -11,7 +11,7 @@ use super::call::Calls;
 use super::claim::Claim;
 use super::contract::Permanent;
 use super::hold::{AnyLedger, Hold};
-use super::lease::Held;
+use super::held::Held;
 use super::resolve::{Resolution, claim_all, distinct};
 use super::times::Times;
 use crate::adapter::contract::Seen;

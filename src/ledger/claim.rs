@@ -38,7 +38,7 @@ use super::background::{RetryJob, Write};
 use super::call::Calls;
 use super::contract::HandlerSuccess;
 use super::hold::{AnyLedger, Hold};
-use super::lease::{Effect, Held, HeldLease, report, with_response};
+use super::held::{Effect, Held, HeldLease, report, with_response};
 use super::renewal::RenewalGuard;
 use super::resolve::claim_all;
 use crate::adapter::KeyedTerms;

@@ -17,7 +17,7 @@ use std::ops::{Deref, DerefMut};
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 use sqlx::{Database, Pool, Transaction};
 
-use super::lease::{Effect, Held};
+use super::held::{Effect, Held};
 use crate::adapter::KeyedTerms;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 use crate::adapter::contract::Within;

@@ -27,7 +27,7 @@ pub(crate) mod claim;
 pub(crate) mod completion;
 pub(crate) mod contract;
 mod hold;
-mod lease;
+mod held;
 mod renewal;
 mod resolve;
 mod times;
