@@ -9,9 +9,9 @@ use tokio::time::Instant;
 use super::background::Write;
 use super::call::Calls;
 use super::claim::Claim;
-use super::contract::Permanent;
-use super::hold::{AnyLedger, Hold};
+use super::contract::LedgerKind;
 use super::held::Held;
+use super::hold::{AnyLedger, Hold};
 use super::resolve::{Resolution, claim_all, distinct};
 use super::times::Times;
 use crate::adapter::contract::Seen;
@@ -65,7 +65,7 @@ impl AnyLedger {
             if keys.is_empty() {
                 return Ok(Begin::WithoutKey);
             }
-            if self.permanent == Permanent::OnArrival
+            if self.kind == LedgerKind::OnArrival
                 && keys.events().iter().any(|event| event.second_identity().is_some())
             {
                 let context = "claiming on arrival an event with a second identity";
@@ -102,7 +102,7 @@ impl AnyLedger {
         let Resolution { new, held, attempt, takeover, in_flight, mismatch, .. } = resolution;
         let is_unprotected = resolution.is_unprotected;
         let run = (attempt, takeover);
-        let (delivery, claim) = if self.permanent == Permanent::OnArrival {
+        let (delivery, claim) = if self.kind == LedgerKind::OnArrival {
             if is_unprotected {
                 // The key is claimed as soon as the store replies.
                 hold.repeat(Write::Claim, held);
@@ -132,7 +132,7 @@ impl AnyLedger {
         meters: &Arc<Meters>,
     ) -> Delivery {
         let events = events.into();
-        if self.permanent == Permanent::OnArrival {
+        if self.kind == LedgerKind::OnArrival {
             return Delivery::unenforced(events, verdict, claim, ());
         }
         // It holds nothing: its transaction is the handler's alone.

@@ -61,7 +61,8 @@ pub(super) enum Wait {
 /// subquery, Postgres keeps one plan for any number of keys. As a join, it takes twice the time for a few keys.
 const UNLESS_EXISTS: &str = "\n  WHERE a.key <> ALL (ARRAY(SELECT key FROM {table} WHERE key = ANY ((SELECT $1::uuid[])::uuid[])))";
 /// Leaves out a row that an open transaction holds.
-const UNLESS_LOCKED: &str = "\n  WHERE NOT EXISTS (SELECT FROM locked_by_others AS l WHERE l.key = a.key)";
+const UNLESS_LOCKED: &str =
+    "\n  WHERE NOT EXISTS (SELECT FROM locked_by_others AS l WHERE l.key = a.key)";
 
 /// Whether a row is released: by its token, and incomplete, unless its claim had no lease.
 const IS_RELEASED: &str =
