@@ -36,7 +36,7 @@ use super::answer::{self, Ended, Ending};
 use super::body::ResponseBody;
 use super::builder::DedupLayer;
 use super::config::Config;
-use super::end::{self, DeliveryEnd};
+use super::end::DeliveryEnd;
 use super::gate::{Admitted, NotAdmitted};
 use super::policy::{OnInFlight, OnMismatch};
 use super::request::Run;
@@ -203,6 +203,7 @@ where
                 ((Outcome::Completed, _), ..) => Some(HandlerSuccess::default()),
                 _ => None,
             };
+            // On arrival.
             let is_permanent = claim.is_none();
             let settled = match claim {
                 Some(claim) => claim.settle(success).await,
@@ -215,20 +216,22 @@ where
                 ended = other;
             }
             self.set_retry_after(&mut ended.1);
-            match &delivery {
-                None => answer::set_end(&mut ended.1, None),
-                Some(it) if it.is_unprotected() => {
-                    answer::set_end(&mut ended.1, Some(DeliveryEnd::Undecided));
-                }
-                Some(_) if matches!(ended.0, Outcome::Failed | Outcome::HandlerTimeout) => {
-                    // On arrival, the key is complete since its claim.
-                    let end =
-                        if is_permanent { DeliveryEnd::Complete } else { DeliveryEnd::Released };
-                    let end = if is_elsewhere { DeliveryEnd::InFlight } else { end };
-                    answer::set_end(&mut ended.1, Some(end));
-                }
-                Some(_) => {}
-            }
+            let end = match (&delivery, ended.0) {
+                (None, _) => None,
+                (Some(it), _) if it.is_unprotected() => Some(DeliveryEnd::Undecided),
+                (Some(_), Outcome::Completed) => Some(DeliveryEnd::Complete),
+                (Some(_), Outcome::Failed | Outcome::HandlerTimeout) => Some(if is_elsewhere {
+                    DeliveryEnd::InFlight
+                } else if is_permanent {
+                    // The key is complete since its claim.
+                    DeliveryEnd::Complete
+                } else {
+                    DeliveryEnd::Released
+                }),
+                // An answer of the layer's own has its end.
+                _ => return ended,
+            };
+            answer::set_end(&mut ended.1, end);
             ended
         }
     }
@@ -308,12 +311,9 @@ pub(super) fn judge<ResBody, E>(
     let (head, body) = response.into_parts();
     report.status = Some(head.status);
     let is_success = catch_unwind(AssertUnwindSafe(|| is_success(&head)));
-    let mut response = Response::from_parts(head, ResponseBody::inner(body));
+    let response = Response::from_parts(head, ResponseBody::inner(body));
     match is_success {
-        Ok(true) => {
-            end::set(&mut response, Some(DeliveryEnd::Complete));
-            (Outcome::Completed, Ok(Ok(response)))
-        }
+        Ok(true) => (Outcome::Completed, Ok(Ok(response))),
         Ok(false) => (Outcome::Failed, Ok(Ok(response))),
         Err(panic) => (Outcome::Panicked, Err(panic)),
     }
