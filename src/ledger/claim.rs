@@ -55,9 +55,11 @@ pub(crate) enum Settled {
     CompletedElsewhere(Seen),
     /// The handler succeeded, and no transaction of it has completed the events. They are released.
     Uncommitted,
-    /// The store has failed. After a success of the handler, it has not said whether the events are complete; after another
-    /// end, the release continues in the background.
+    /// The handler succeeded, and the store has failed: it has not said whether a transaction has completed the events.
+    /// The release continues in the background.
     Unconfirmed(StoreError),
+    /// The handler has not succeeded, and the store has failed. The release continues in the background.
+    NotReleased(StoreError),
 }
 
 /// The claim of a delivery that runs under a lease.
@@ -101,7 +103,7 @@ impl Claim {
     /// background. Returns no error then, because the handler succeeded. Keys that the handler's transaction has
     /// completed are only given the response.
     ///
-    /// After [`Settled::Uncommitted`], the layer answers 500, and after [`Settled::Unconfirmed`] and a success 503.
+    /// After [`Settled::Uncommitted`], the layer answers 500, and after [`Settled::Unconfirmed`] 503.
     #[expect(clippy::manual_async_fn, reason = "an `async fn` stores its arguments twice")]
     pub(crate) fn settle(
         mut self,
@@ -130,7 +132,7 @@ impl Claim {
                 if !is_committed {
                     return match Box::pin(self.rollback()).await {
                         // An error of the release is not the cause.
-                        Settled::Done | Settled::Unconfirmed(_) => Settled::Uncommitted,
+                        Settled::Done | Settled::NotReleased(_) => Settled::Uncommitted,
                         settled => settled,
                     };
                 }
@@ -172,7 +174,7 @@ impl Claim {
         match (seen, released) {
             (Some(seen), _) => Settled::CompletedElsewhere(seen),
             (None, Ok(())) => Settled::Done,
-            (None, Err(error)) => Settled::Unconfirmed(error),
+            (None, Err(error)) => Settled::NotReleased(error),
         }
     }
 
