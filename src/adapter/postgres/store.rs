@@ -33,10 +33,11 @@ use super::super::sql::{
     completed, in_task, unanswered, without_response,
 };
 use super::completion::completion;
-use super::connections::{Connections, Fetched, Permission, Sender, Work};
+use super::connections::{Connections, Fetched};
 use super::errors::{is_locked, is_row_error, store_error};
 use super::options::PostgresOptions;
 use super::params::{Bind, BoundQuery, Uuid, bind_rows, index_of, key_hash, read_row, uuids};
+use super::senders::{Permission, Sender, Work};
 use super::statements::{PostgresStatements, TableName, Wait};
 use crate::error::{StoreError, StoreErrorKind};
 use crate::key::DedupKey;
@@ -224,7 +225,7 @@ impl SqlStore for PostgresStore {
         key: &DedupKey,
         terms: &CallTerms,
     ) -> Result<Option<ClaimReply>, StoreError> {
-        if !self.connections.senders.are_few() {
+        if !self.connections.senders.hold_up_writes() {
             return Ok(None);
         }
         let fetch = without_response(terms.fetch());
