@@ -142,7 +142,7 @@ pub(crate) use delivery::{Report, RunReport, ShadowFields};
 #[cfg(feature = "metrics")]
 pub use describe::{describe_metrics, metrics_buckets};
 pub(crate) use endings::{DedupAnswer, Outcome};
-pub(crate) use meters::{Meters, MetersByNamespace};
+pub(crate) use meters::{Counted, Meters, MetersByNamespace};
 pub(crate) use store::StoreSpan;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub(crate) use store::{set_last_purge, table};
