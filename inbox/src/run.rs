@@ -201,6 +201,8 @@ where
     let mut call = pin!(AssertUnwindSafe(oneshot(app, request)).catch_unwind());
     let mut status = None;
     let mut is_answered = false;
+    // Somebody has taken the request apart: its layer cannot be reached any more, and a handler may run.
+    let mut is_unmarked = false;
     loop {
         let report = *reported.borrow_and_update();
         match report {
@@ -217,8 +219,10 @@ where
                 let left = REACH.saturating_sub(start.elapsed());
                 tokio::select! {
                     called = &mut call => (is_answered, status) = (true, status_of(called)),
-                    _ = reported.changed() => {}
-                    () = sleep(left) => return Reached::Never(None),
+                    changed = reported.changed(), if !is_unmarked => is_unmarked = changed.is_err(),
+                    () = sleep(left) => {
+                        return Reached::Never(is_unmarked.then_some(StatusCode::GATEWAY_TIMEOUT));
+                    }
                 }
             }
         }

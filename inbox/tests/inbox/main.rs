@@ -1,4 +1,5 @@
 //! The inbox on real servers.
 
 mod faults;
+mod reach;
 mod world;
