@@ -21,7 +21,7 @@ use tower_dedup::adapter::contract::Token;
 use crate::inspect::{Count, Selection, ShownRow};
 use crate::row::{Change, Counts, FORMAT, Fate, NewRow, Parked, Place, TakenRow};
 use crate::table::{
-    Changed, Stored, Swept, Table, TableError, TableFuture, Take, Took, millis, parse_keys,
+    BYTES, Changed, Stored, Swept, Table, TableError, TableFuture, Take, Took, millis, parse_keys,
 };
 
 /// The bound on a call of the writer.
@@ -572,6 +572,7 @@ impl Statements {
             text.replace("{table}", &name)
                 .replace("{durability}", durability)
                 .replace("{format}", &FORMAT.to_string())
+                .replace("{bytes}", &BYTES.to_string())
         };
         let change = |durability| with(include_str!("sql/change.sql"), durability);
         Self {

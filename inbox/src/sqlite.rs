@@ -24,7 +24,7 @@ use crate::inspect::{Count, Selection, ShownRow};
 use crate::row::{Change, Counts, FORMAT, Fate, NewRow, Parked, Place, TakenRow};
 use crate::settings::LIFE;
 use crate::table::{
-    Changed, Stored, Swept, Table, TableError, TableFuture, Take, Took, millis, parse_keys,
+    BYTES, Changed, Stored, Swept, Table, TableError, TableFuture, Take, Took, millis, parse_keys,
 };
 
 /// The bound on a call of the writer.
@@ -300,7 +300,7 @@ impl Table for SqliteTable {
     fn take<'t>(&'t self, take: Take<'t>) -> TableFuture<'t, Took> {
         Box::pin(bounded(CHANGE, async move {
             let look = self.sql(
-                "SELECT seq, turn IS NOT NULL AS has_lapsed, attempts FROM {table} \
+                "SELECT seq, turn IS NOT NULL AS has_lapsed, attempts, length(body) FROM {table} \
                  WHERE service = ?1 AND namespace = ?2 AND due <= {now} AND format <= {format} AND received > {now} - ?3 \
                  ORDER BY due LIMIT ?4",
             );
@@ -316,6 +316,8 @@ impl Table for SqliteTable {
             let mut lent = self.lend(&self.ender).await?;
             // The write lock is taken for due rows only.
             let mut is_begun = false;
+            // More bodies than this would outlast the bound of the call, each time again.
+            let mut bytes = 0;
             for namespace in take.namespaces {
                 let left = take.each.min(take.most - took.rows.len());
                 let found = || {
@@ -334,6 +336,9 @@ impl Table for SqliteTable {
                 }
                 for row in rows {
                     let seq: i64 = row.try_get(0)?;
+                    if bytes >= BYTES {
+                        break;
+                    }
                     if row.try_get::<bool, _>(1)? {
                         let attempts = usize::try_from(row.try_get::<i64, _>(2)?).unwrap_or(0);
                         let delay = take.delays.get(attempts).map(|delay| millis(spread(*delay)));
@@ -349,6 +354,7 @@ impl Table for SqliteTable {
                         let ours =
                             ours.bind(millis(take.lasts)).fetch_one(&mut lent.connection).await?;
                         took.rows.push(taken(&ours, take.turn)?);
+                        bytes += usize::try_from(row.try_get::<i64, _>(3)?).unwrap_or(BYTES);
                     }
                 }
             }

@@ -11,6 +11,9 @@ use crate::row::{Change, NewRow, Parked, Place, TakenRow};
 
 pub(crate) type TableFuture<'t, T> = BoxFuture<'t, Result<T, TableError>>;
 
+/// The most bytes of the bodies in one message from or to the database. A larger row goes alone.
+pub(crate) const BYTES: usize = 4 << 20;
+
 /// How a call has failed.
 #[derive(Debug)]
 pub(crate) struct TableError {
@@ -100,7 +103,7 @@ pub(crate) trait Table: Send + Sync {
     /// Changes rows, and returns the replies in their order. Durable if one is answered.
     fn change<'t>(&'t self, changes: &'t [Change]) -> TableFuture<'t, Vec<Changed>>;
 
-    /// Takes due rows, the longest due first. A row whose turn has lapsed is not taken: it is due after the next delay,
+    /// Takes due rows, the longest due first, with [`BYTES`] of bodies. A row whose turn has lapsed is not taken: it is due after the next delay,
     /// ± 20 %, or parked as died after the last one.
     fn take<'t>(&'t self, take: Take<'t>) -> TableFuture<'t, Took>;
 

@@ -10,12 +10,10 @@ use tokio::time::{Instant, timeout};
 use crate::inbox::locked;
 use crate::observe::NotStored;
 use crate::row::NewRow;
-use crate::table::{Stored, Table, TableError};
+use crate::table::{BYTES, Stored, Table, TableError};
 
 /// The largest batch.
 const ROWS: usize = 256;
-/// The largest batch, in bytes. A larger row goes alone.
-const BYTES: usize = 4 << 20;
 /// How many deliveries may wait for the writer.
 const QUEUE: usize = 4_096;
 /// How long a delivery waits for its row. Then it goes to the layer without one.
