@@ -44,7 +44,7 @@ impl Sender {
 
     async fn deliver_next(&self, ports: &[u16]) {
         let n = self.next.fetch_add(1, Ordering::Relaxed);
-        let route = ["hook", "hook", "hook", "list", "signed", "lossy", "renamed", "rekeyed"];
+        let route = ["hook", "hook", "list", "signed", "lossy", "renamed", "rekeyed", "rekeyed"];
         let route = *route.get(rand::rng().random_range(0..9)).unwrap_or(&"left_out");
         let port = || ports[rand::rng().random_range(0..ports.len())];
         if route == "list" {
