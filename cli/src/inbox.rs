@@ -317,16 +317,21 @@ async fn change(
         .await?;
     }
     let left = asked.saturating_sub(changed);
-    let (result, note) = match what {
-        _ if !confirmed => ("declined", "nothing was changed"),
-        _ if asked == 0 => ("none", "no row is selected"),
-        What::Retry if left > 0 => (
-            "retried",
-            "a row that is left runs, is parked as expired, has changed, or does not exist",
-        ),
-        What::Retry => ("retried", "they are due now"),
-        What::Drop if left > 0 => ("dropped", "a row that is left has changed, or does not exist"),
-        What::Drop => ("dropped", "their events are not delivered again; no key is forgotten"),
+    let note = match what {
+        _ if !confirmed => "nothing was changed",
+        _ if asked == 0 => "no row is selected",
+        What::Retry if left > 0 => {
+            "a row that is left runs, is parked as expired, has changed, or does not exist"
+        }
+        What::Retry => "they are due now",
+        What::Drop if left > 0 => "a row that is left has changed, or does not exist",
+        What::Drop => "their events are not delivered again; no key is forgotten",
+    };
+    let result = match what {
+        _ if !confirmed => "declined",
+        _ if changed == 0 => "none",
+        What::Retry => "retried",
+        What::Drop => "dropped",
     };
     let outcome: [(&str, Value); 5] = [
         ("result", result.into()),

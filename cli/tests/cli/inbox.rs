@@ -223,6 +223,7 @@ async fn retry_makes_rows_due_and_leaves_those_that_run_or_are_expired() {
             assert_eq!(ran.code, code, "{args:?} {ran:?}");
             let json = &ran.json()[0];
             assert_eq!((&json["rows"], &json["left"]), (&json!(rows), &json!(left)), "{args:?}");
+            assert_eq!(json["result"], if rows == 0 { "none" } else { "retried" });
         }
         let waiting = [1, 2, 3].map(|seq| (seq, "waiting".to_owned()));
         assert_eq!(world.rows().await[..3], waiting);
