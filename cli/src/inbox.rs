@@ -1,5 +1,5 @@
-//! `inbox`: the rows of an inbox's table. Rows are read in parts, and changed one by one, each in a transaction of its own:
-//! so a large table is not locked, and Ctrl-C is safe.
+//! `inbox`: the rows of an inbox's table. Rows are read in parts, and deleted in parts, each in a transaction of its own: so
+//! Ctrl-C is safe.
 
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -21,7 +21,7 @@ use crate::output::{Members, Output, confirm, table, tell, text, write};
 use crate::store::Target;
 
 /// How many rows one call of a list returns.
-const PORTION: usize = 1_000;
+const PORTION: usize = 2_000;
 /// How many rows a question shows.
 const SHOWN: usize = 10;
 /// The members of a line that the table shows.
@@ -42,8 +42,8 @@ enum What {
 struct Counts {
     rows: u64,
     running: u64,
-    /// When the last of them was received.
-    received: Option<SystemTime>,
+    /// When the last row of each portion, and of those before it, was received.
+    bounds: Vec<SystemTime>,
 }
 
 pub(crate) async fn run(
@@ -284,7 +284,8 @@ async fn change(
     portions(inbox, &selections, async |rows| {
         counts.rows += rows.len() as u64;
         counts.running += rows.iter().filter(|row| row.is_running).count() as u64;
-        counts.received = counts.received.max(rows.iter().map(|row| row.received).max());
+        let last = rows.iter().map(|row| row.received).chain(counts.bounds.last().copied()).max();
+        counts.bounds.extend(last);
         shown.extend(rows.into_iter().take(SHOWN - shown.len()));
         Ok(())
     })
@@ -298,35 +299,37 @@ async fn change(
         confirm(&question(what, &counts)).map_err(Failure::usage)?
     };
     let mut changed = 0;
-    if confirmed && counts.rows > 0 {
-        // Neither a row that has come since, nor one that its sender has delivered again.
+    if confirmed {
+        // Neither a row that has come since, nor one that its sender has delivered again. Rows are not retried in parts: those
+        // of the first part would be selected again.
+        let in_parts = what == What::Drop && options.seqs.is_empty();
+        let first = if in_parts { 0 } else { counts.bounds.len().saturating_sub(1) };
         for selection in &mut selections {
-            selection.received_until = counts.received;
-        }
-        portions(inbox, &selections, async |rows| {
-            for row in rows {
-                let mut one = selection.clone();
-                (one.seq, one.received_until) = (Some(row.seq), counts.received);
+            for bound in &counts.bounds[first..] {
+                selection.received_until = Some(*bound);
                 changed += match what {
-                    What::Retry => inbox.retry(&one).await?,
-                    What::Drop => inbox.delete(&one).await?,
+                    What::Retry => inbox.retry(selection).await?,
+                    What::Drop => inbox.delete(selection).await?,
                 };
             }
-            Ok(())
-        })
-        .await?;
+        }
     }
     let left = asked.saturating_sub(changed);
-    let (result, note) = match what {
-        _ if !confirmed => ("declined", "nothing was changed"),
-        _ if asked == 0 => ("none", "no row is selected"),
-        What::Retry if left > 0 => (
-            "retried",
-            "a row that is left runs, is parked as expired, has changed, or does not exist",
-        ),
-        What::Retry => ("retried", "they are due now"),
-        What::Drop if left > 0 => ("dropped", "a row that is left has changed, or does not exist"),
-        What::Drop => ("dropped", "their events are not delivered again; no key is forgotten"),
+    let note = match what {
+        _ if !confirmed => "nothing was changed",
+        _ if asked == 0 => "no row is selected",
+        What::Retry if left > 0 => {
+            "a row that is left runs, is parked as expired, has changed, or does not exist"
+        }
+        What::Retry => "they are due now",
+        What::Drop if left > 0 => "a row that is left has changed, or does not exist",
+        What::Drop => "their events are not delivered again; no key is forgotten",
+    };
+    let result = match what {
+        _ if !confirmed => "declined",
+        _ if changed == 0 => "none",
+        What::Retry => "retried",
+        What::Drop => "dropped",
     };
     let outcome: [(&str, Value); 5] = [
         ("result", result.into()),

@@ -223,6 +223,7 @@ async fn retry_makes_rows_due_and_leaves_those_that_run_or_are_expired() {
             assert_eq!(ran.code, code, "{args:?} {ran:?}");
             let json = &ran.json()[0];
             assert_eq!((&json["rows"], &json["left"]), (&json!(rows), &json!(left)), "{args:?}");
+            assert_eq!(json["result"], if rows == 0 { "none" } else { "retried" });
         }
         let waiting = [1, 2, 3].map(|seq| (seq, "waiting".to_owned()));
         assert_eq!(world.rows().await[..3], waiting);
@@ -258,22 +259,27 @@ async fn drop_deletes_rows_and_says_that_they_do_not_run() {
 async fn large_tables_are_read_and_changed_in_parts() {
     for world in World::both().await {
         store(&world.inbox, "test", "a", "x").await;
-        let key = if world.is_sqlite() { "CAST(i AS BLOB)" } else { "int4send(i)" };
-        let columns = "namespace, keys, received, due, format, method, target, headers, body";
+        let (key, later) = match world.is_sqlite() {
+            true => ("CAST(i AS BLOB)", "received + i"),
+            false => ("int4send(i)", "received + i * interval '1 ms'"),
+        };
+        let columns = "namespace, keys, due, format, method, target, headers, body";
         world
             .execute(&format!(
-                "INSERT INTO webhook_inbox (key, service, {columns})
-                 WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 2500)
-                 SELECT {key}, 'many', {columns} FROM n, webhook_inbox WHERE seq = 1"
+                "INSERT INTO webhook_inbox (key, service, received, {columns})
+                 WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 5000)
+                 SELECT {key}, 'many', {later}, {columns} FROM n, webhook_inbox WHERE seq = 1"
             ))
             .await;
-        assert_eq!(world.rows().await.len(), 2_501);
-        let listed = world.run(&["list", "--limit", "1500"]).await;
-        listed.assert(0, "--limit 1500 is reached: the next page is --after 1500\n");
-        assert_eq!(listed.stdout.lines().count(), 1_502, "two portions, each with a head");
+        assert_eq!(world.rows().await.len(), 5_001);
+        let listed = world.run(&["list", "--limit", "2500"]).await;
+        listed.assert(0, "--limit 2500 is reached: the next page is --after 2500\n");
+        assert_eq!(listed.stdout.lines().count(), 2_502, "two portions, each with a head");
+        let retried = world.run(&["retry", "--service", "many", "--yes"]).await;
+        retried.assert(0, "rows    5000\nleft    0\n");
         let asked = world.answer(&["drop", "--service", "many"], "y\n").await;
-        asked.assert(0, "and 2490 more\nDelete 2500 row(s)?");
-        asked.assert(0, "rows    2500\nleft    0\n");
+        asked.assert(0, "and 4990 more\nDelete 5000 row(s)?");
+        asked.assert(0, "rows    5000\nleft    0\n");
         assert_eq!(world.rows().await, [(1, "waiting".to_owned())]);
     }
 }
