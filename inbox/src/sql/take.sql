@@ -1,12 +1,13 @@
 -- Takes due rows, of each namespace the longest due ones. A row whose turn has lapsed waits for its next delay, so that the
 -- neighbours of a deadly event part from it. Each namespace has a LIMIT of its own: a backlog in another one costs nothing.
+-- Rows that are not due yet cost nothing, because the time of the statement is a bound of the index: that of the clock is not.
 WITH s AS MATERIALIZED (SELECT {durability}),
 d AS MATERIALIZED (
   SELECT i.seq, i.turn IS NOT NULL AS has_lapsed
   FROM unnest($2::text[]) AS n(namespace) CROSS JOIN LATERAL (
     SELECT i.seq, i.turn FROM {table} AS i
-    WHERE i.service = $1 AND i.namespace = n.namespace AND i.due <= clock_timestamp() AND i.format <= {format}
-      AND i.received > clock_timestamp() - interval '14 days'
+    WHERE i.service = $1 AND i.namespace = n.namespace AND i.due <= statement_timestamp() AND i.format <= {format}
+      AND i.received > statement_timestamp() - interval '14 days'
     ORDER BY i.due LIMIT $3 FOR UPDATE SKIP LOCKED) AS i
   LIMIT $4)
 UPDATE {table} AS r SET
