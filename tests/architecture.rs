@@ -36,7 +36,7 @@ const LEVELS: &[(&str, &str)] = &[
     ),
     (
         "adapter",
-        "stored < terms replies < contract < maintenance \
+        "stored < terms replies < completion < contract < maintenance \
          < around transaction < sql < memory sqlite postgres redis < connect",
     ),
     (

@@ -22,6 +22,7 @@
 //! ```
 
 pub(crate) mod around;
+mod completion;
 mod connect;
 pub mod contract;
 pub mod maintenance;
