@@ -296,7 +296,10 @@ impl<L: Ledger> Deduplicator<L> {
             (Called::TimedOut, _) => Outcome::HandlerTimeout,
             (Called::Panicked(_), _) => Outcome::Panicked,
         };
-        let error = if let Settled::Unconfirmed(error) = &settled { Some(error) } else { None };
+        let error = match &settled {
+            Settled::Unconfirmed(error) | Settled::NotReleased(error) => Some(error),
+            _ => None,
+        };
         report.end(outcome, error);
         // Not in an unwind: a panic of a subscriber would abort the process.
         drop(report);
@@ -304,7 +307,9 @@ impl<L: Ledger> Deduplicator<L> {
             Called::Returned(Ok(value)) => match settled {
                 Settled::Uncommitted => Err(RunError::Uncommitted),
                 Settled::Unconfirmed(error) => Err(RunError::Store(error)),
-                Settled::Done | Settled::CompletedElsewhere(_) => Ok(RunOutcome::First(value)),
+                Settled::Done | Settled::CompletedElsewhere(_) | Settled::NotReleased(_) => {
+                    Ok(RunOutcome::First(value))
+                }
             },
             Called::Returned(Err(error)) => Err(RunError::Handler(error)),
             Called::TimedOut => Err(RunError::TimedOut),

@@ -41,7 +41,7 @@ const LEVELS: &[(&str, &str)] = &[
     ),
     (
         "ledger",
-        "call times < contract lease < background completion renewal < arrival < hold < resolve \
+        "call times < contract held < background completion renewal < arrival < hold < resolve \
          < claim < begin",
     ),
     ("verify", "error < public_url < received < key < adyen data twilio < verifier < layer sign"),
@@ -170,7 +170,7 @@ struct Source {
     tokens: Vec<Token>,
     /// The items under `#[cfg(test)]`.
     tests: Vec<Vec<Token>>,
-    /// `["ledger", "lease"]` for `ledger/lease.rs`, `["ledger"]` for `ledger/mod.rs`.
+    /// `["ledger", "held"]` for `ledger/held.rs`, `["ledger"]` for `ledger/mod.rs`.
     module: Vec<String>,
 }
 

@@ -48,7 +48,26 @@ use crate::settings::{FLOOR, InboxError, SPARE};
 use crate::table::{Changed, Stored};
 use crate::ticket::{Report, Ticket};
 
-/// A ledger that releases an event whose handler has failed: only such an event can be delivered again.
+/// A ledger that releases an event whose handler has failed: only such an event can be delivered
+/// again. On arrival, it cannot:
+///
+/// ```compile_fail,E0277
+/// # use tower_dedup::adapter::MemoryAdapter;
+/// # use tower_dedup::{DedupLayer, provider};
+/// # fn of(inbox: &tower_dedup_inbox::Inbox) {
+/// let dedup = DedupLayer::on_arrival(provider::GITHUB, MemoryAdapter::new());
+/// let _ = inbox.around(dedup.inner_body::<axum::body::Body>());
+/// # }
+/// ```
+///
+/// ```
+/// # use tower_dedup::adapter::MemoryAdapter;
+/// # use tower_dedup::{DedupLayer, provider};
+/// # fn of(inbox: &tower_dedup_inbox::Inbox) {
+/// let dedup = DedupLayer::new(provider::GITHUB, MemoryAdapter::new());
+/// let _ = inbox.around(dedup.inner_body::<axum::body::Body>());
+/// # }
+/// ```
 #[diagnostic::on_unimplemented(
     message = "an inbox cannot be around a layer whose ledger is `{Self}`",
     note = "on arrival, a key is complete before its handler runs: an event whose handler failed would be a duplicate"
@@ -146,6 +165,12 @@ impl<L: Releases, B> Around<L, B> {
         let has_name =
             matches!(self.verification, Verification::None) || self.verification.name().is_some();
         rule(has_name, "`verified_by` must have a layer with a name: `VerifyLayer::named`")?;
+        #[cfg(feature = "verify")]
+        if let Verification::By(verify) = &self.verification {
+            rule(verify.sender() != Some(OUTSIDE), "`verified_by` must not be named `outside`")?;
+            let invalid = verify.clone().checked();
+            invalid.map(drop).map_err(|error| InboxError::Setting(error.to_string()))?;
+        }
         let invalid = self.dedup.clone().checked();
         invalid.map(drop).map_err(|error| InboxError::Setting(error.to_string()))
     }
@@ -241,7 +266,9 @@ where
         let step = Step { inner, parts };
         let ticket = request.extensions().get::<Ticket>().cloned();
         let is_outside = matches!(step.parts.verification, Verification::Outside);
-        if request.extensions().get::<Verified>().is_some() && !is_outside {
+        let is_verified = request.extensions().get::<Verified>().is_some();
+        // A redelivery never takes this way: it would run its handler without a report.
+        if is_verified && !is_outside && ticket.is_none() {
             observe::verified_outside(step.parts.dedup.settings().namespace());
             return Box::pin(step.pass(request));
         }
@@ -339,11 +366,18 @@ where
         };
         let keys = self.keys(&head, &body);
         let namespace = settings.namespace().to_owned();
+        // A verification that only reports lets requests through without this.
+        let is_verified = head.extensions.get::<Verified>().is_some();
+        let may_run = is_verified || !settings.requires_verified();
         if let Some(ticket) = ticket {
             let found = keys.as_ref().map(identities).unwrap_or_default();
             let inbox = Arc::as_ptr(&self.parts.core) as usize;
             let refused = if !ticket.is_of(inbox, &namespace, &found) {
-                Report::OtherKeys
+                Report::Misrouted("its layer has another namespace, or reads other keys")
+            } else if !settings.deduplicates(&head.method) {
+                Report::Misrouted("its layer does not deduplicate the method")
+            } else if !may_run {
+                Report::Misrouted("its layer requires a verification, and nothing has verified it")
             } else if !is_enforced {
                 Report::NotEnforced
             } else {
@@ -354,10 +388,7 @@ where
             *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
             return Ok(response);
         }
-        // By this verification: what is verified outside has not come here, unless it may.
-        let is_verified = head.extensions.get::<Verified>().is_some();
-        let is_stored = is_verified || !settings.requires_verified();
-        let (Some(keys), true) = (keys, is_stored) else {
+        let (Some(keys), true) = (keys, may_run) else {
             return self.pass(Request::from_parts(head, Full::new(body))).await;
         };
         let core = &self.parts.core;
@@ -403,14 +434,12 @@ where
         let core = Arc::clone(&self.parts.core);
         let (namespace, turn) = (row.namespace.clone(), row.turn);
         let call = AssertUnwindSafe(async { self.inner.call(request).await }).catch_unwind();
-        let (mut at, turn) = match (core.store(row).await, turn) {
+        let mut at = match (core.store(row).await, turn) {
             (None, _) => {
                 let _ = reply.send(call.await);
                 return;
             }
-            (Some(Stored::New { seq, version }), Some(turn)) => {
-                (Place { seq, version, turn }, turn)
-            }
+            (Some(Stored::New { seq, version }), Some(turn)) => Place { seq, version, turn },
             // The loop runs it, or another process does.
             (Some(_), _) => {
                 core.wake.notify_one();
@@ -418,21 +447,21 @@ where
                 return;
             }
         };
-        debug_assert_eq!(at.turn, turn);
-        core.begin(at);
+        let run = core.begin(at);
         let (mut reply, mut history) = (Some(reply), History::NEW);
         let mut call = pin!(call);
         let called = match timeout(core.settings.answer_within, call.as_mut()).await {
             Ok(called) => called,
             Err(_elapsed) => {
                 let told = Change { at, fate: Fate::Keep, answered: true, last: None };
-                if let Some(Changed::Done { .. }) = core.change(told).await {
-                    // Not the version of the reply: somebody else may have been told *stored*, too, and the row is deleted
-                    // only in a version that this run has answered for.
+                if let Some(Changed::Done { .. }) = core.change(told, None).await {
+                    // Not the version of the reply: that may be another delivery's, who was told
+                    // *stored*, too. The ledger has not been asked for it yet.
                     at.version += 1;
                     history.answered = true;
-                    let stored = reply.take().map(|it| it.send(Ok(Ok(self.parts.stored()))));
-                    drop(stored);
+                    if let Some(reply) = reply.take() {
+                        let _ = reply.send(Ok(Ok(self.parts.stored())));
+                    }
                 }
                 call.await
             }
@@ -441,13 +470,13 @@ where
         let Decision { fate, is_stored } = decide(&core.settings, end, history);
         let last = end.text();
         observe::ended(&namespace, at.seq, fate, &last, false);
-        let mut change = Change { at, fate, answered: false, last: Some(last) };
-        let Some(reply) = reply else { return core.change_later(change) };
-        change.answered = is_stored;
+        let answered = is_stored && reply.is_some();
+        let change = Change { at, fate, answered, last: Some(last) };
+        let Some(reply) = reply else { return core.change_later(change, run) };
         let answer = if !is_stored {
-            core.change_later(change);
+            core.change_later(change, run);
             called
-        } else if matches!(core.change(change).await, Some(Changed::Done { .. })) {
+        } else if matches!(core.change(change, Some(run)).await, Some(Changed::Done { .. })) {
             Ok(Ok(self.parts.stored()))
         } else {
             // Nobody can say that the row is there: the sender gets the failure.

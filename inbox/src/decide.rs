@@ -49,7 +49,7 @@ pub(crate) struct Decision {
 }
 
 /// How soon a row runs again that another delivery runs, or whose state is not known.
-const SOON: Duration = Duration::from_secs(5);
+pub(crate) const SOON: Duration = Duration::from_secs(5);
 
 impl End {
     pub(crate) fn of<B, E>(called: &Result<Result<Response<B>, E>, Box<dyn Any + Send>>) -> Self {
@@ -112,13 +112,16 @@ pub(crate) fn decide(settings: &Settings, end: End, history: History) -> Decisio
     }
 }
 
-/// Returns what becomes of a row whose redelivery has reached no layer with its keys. `status` is that of the answer, if
-/// there is one and a handler may have run.
-pub(crate) fn misrouted(settings: &Settings, status: Option<StatusCode>, history: History) -> Fate {
-    let ran_nothing = status
-        .is_none_or(|it| matches!(it.as_u16(), 401 | 403 | 404 | 405 | 408 | 413 | 429 | 503));
+/// Returns what becomes of a row whose redelivery has reached no layer with its keys. A handler
+/// without the inbox may have run: then the row does not run again by itself.
+pub(crate) fn misrouted(settings: &Settings, ran_nothing: bool, history: History) -> Fate {
     match settings.delay(history.misrouted) {
         Some(delay) if ran_nothing => Fate::Due { after: spread(delay), counts: Counts::Misrouted },
         _ => Fate::Park(Parked::Misrouted),
     }
+}
+
+/// Returns `true` for the answers of routers and of layers that have called no handler.
+pub(crate) fn is_of_no_handler(status: StatusCode) -> bool {
+    matches!(status.as_u16(), 401 | 403 | 404 | 405 | 408 | 413 | 429 | 503)
 }

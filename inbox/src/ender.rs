@@ -1,14 +1,15 @@
 //! [`Ender`]: writes what became of rows, many at a time, and renews the turns of the rows that run.
 
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
-use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout_at};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout, timeout_at};
 use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
-use crate::inbox::{Runs, locked};
+use crate::inbox::locked;
 use crate::observe;
 use crate::row::{Change, Fate, Place};
 use crate::table::{Changed, Table};
@@ -17,17 +18,41 @@ use crate::table::{Changed, Table};
 const CHANGES: usize = 512;
 /// How long a change that nobody waits for waits for others.
 const GATHER: Duration = Duration::from_millis(20);
-/// How many changes may wait. Beyond them, the turns of the rows lapse, and the ledger is asked again.
+/// How many changes may wait. Beyond them, the turns of the rows lapse, and the ledger is asked
+/// again.
 const QUEUE: usize = 65_536;
-/// How long a change is tried. Then the turn of its row lapses.
+/// How long a change is tried, because the table does not answer or somebody has locked the row.
+/// Then the turn of its row lapses.
 const BOUND: Duration = Duration::from_secs(30);
-/// How long a change waits for a row that another statement has locked.
-const LOCKED: Duration = Duration::from_secs(2);
+/// How long a sender's answer waits for its change.
+const ANSWER: Duration = Duration::from_secs(2);
+/// How long the table is left alone after an error.
+const PAUSE: Duration = Duration::from_millis(500);
+
+/// The rows that this process runs, by their numbers.
+type Runs = Arc<Mutex<HashMap<i64, Place>>>;
+
+/// A run of this process: its turn is renewed until this is dropped.
+pub(crate) struct Run {
+    runs: Runs,
+    at: Place,
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        let mut runs = locked(&self.runs);
+        // Another run may have the row by now.
+        if runs.get(&self.at.seq).is_some_and(|run| run.turn == self.at.turn) {
+            runs.remove(&self.at.seq);
+        }
+    }
+}
 
 pub(crate) struct Ender {
     table: Arc<dyn Table>,
     runs: Runs,
     turn: Duration,
+    /// The queue of the task, which ends with its runtime.
     queue: Mutex<Option<mpsc::Sender<Waiting>>>,
     /// The changes that are not written yet.
     pending: TaskTracker,
@@ -35,29 +60,46 @@ pub(crate) struct Ender {
 
 struct Waiting {
     change: Change,
+    /// What the change ends. `None` for [`Fate::Keep`].
+    _run: Option<Run>,
     reply: Option<oneshot::Sender<Changed>>,
     since: Instant,
     _pending: TaskTrackerToken,
 }
 
+impl Waiting {
+    /// Returns `false` for a change that only the answer to a sender needed, who got another one.
+    fn is_needed(&self) -> bool {
+        let is_awaited = self.reply.as_ref().is_some_and(|reply| !reply.is_closed());
+        self.change.fate != Fate::Keep || is_awaited
+    }
+}
+
 impl Ender {
-    pub(crate) fn new(table: &Arc<dyn Table>, runs: &Runs, turn: Duration) -> Self {
+    pub(crate) fn new(table: &Arc<dyn Table>, turn: Duration) -> Self {
         let pending = TaskTracker::new();
         pending.close();
-        let (table, runs) = (Arc::clone(table), Arc::clone(runs));
-        Self { table, runs, turn, queue: Mutex::default(), pending }
+        let table = Arc::clone(table);
+        Self { table, runs: Runs::default(), turn, queue: Mutex::default(), pending }
+    }
+
+    /// Begins a run, whose turn is renewed from now on.
+    pub(crate) fn begin(&self, at: Place) -> Run {
+        locked(&self.runs).insert(at.seq, at);
+        drop(self.queue());
+        Run { runs: Arc::clone(&self.runs), at }
     }
 
     /// Changes a row. Returns `None` if the table did not answer in time.
-    pub(crate) async fn change(&self, change: Change) -> Option<Changed> {
+    pub(crate) async fn change(&self, change: Change, run: Option<Run>) -> Option<Changed> {
         let (reply, changed) = oneshot::channel();
-        self.send(change, Some(reply));
-        // Nobody waits longer for the answer to a sender.
-        tokio::time::timeout(LOCKED, changed).await.ok()?.ok()
+        self.send(change, run, Some(reply));
+        timeout(ANSWER, changed).await.ok()?.ok()
     }
 
-    pub(crate) fn change_later(&self, change: Change) {
-        self.send(change, None);
+    /// Changes a row in the background.
+    pub(crate) fn change_later(&self, change: Change, run: Run) {
+        self.send(change, Some(run), None);
     }
 
     /// Waits until every change is written, or given up.
@@ -65,12 +107,11 @@ impl Ender {
         self.pending.wait().await;
     }
 
-    fn send(&self, change: Change, reply: Option<oneshot::Sender<Changed>>) {
-        let since = Instant::now();
-        let waiting = Waiting { change, reply, since, _pending: self.pending.token() };
-        if let Err(full) = self.queue().try_send(waiting) {
-            end_run(&self.runs, &full.into_inner().change);
-        }
+    fn send(&self, change: Change, run: Option<Run>, reply: Option<oneshot::Sender<Changed>>) {
+        let (since, pending) = (Instant::now(), self.pending.token());
+        let waiting = Waiting { change, _run: run, reply, since, _pending: pending };
+        // Of a full queue, the run ends here.
+        drop(self.queue().try_send(waiting));
     }
 
     fn queue(&self) -> mpsc::Sender<Waiting> {
@@ -79,86 +120,60 @@ impl Ender {
             return sender.clone();
         }
         let (sender, receiver) = mpsc::channel(QUEUE);
-        tokio::spawn(write(Arc::clone(&self.table), Arc::clone(&self.runs), receiver));
+        tokio::spawn(write(Arc::clone(&self.table), receiver));
         tokio::spawn(renew(Arc::downgrade(&self.table), Arc::downgrade(&self.runs), self.turn));
         *queue = Some(sender.clone());
         sender
     }
-
-    /// Starts the task that renews turns.
-    pub(crate) fn start(&self) {
-        drop(self.queue());
-    }
 }
 
-/// Ends the run of a change: its turn is not renewed any more.
-fn end_run(runs: &Runs, change: &Change) {
-    if change.fate != Fate::Keep {
-        let mut runs = locked(runs);
-        if runs.get(&change.at.seq).is_some_and(|run| run.turn == change.at.turn) {
-            runs.remove(&change.at.seq);
-        }
-    }
-}
-
-async fn write(table: Arc<dyn Table>, runs: Runs, mut queue: mpsc::Receiver<Waiting>) {
-    let mut batch: Vec<Waiting> = Vec::new();
+async fn write(table: Arc<dyn Table>, mut queue: mpsc::Receiver<Waiting>) {
+    let mut waiting: Vec<Waiting> = Vec::new();
     loop {
-        if batch.is_empty() && queue.recv_many(&mut batch, CHANGES).await == 0 {
+        if waiting.is_empty() && queue.recv_many(&mut waiting, CHANGES).await == 0 {
             return;
         }
         let gathered = Instant::now() + GATHER;
-        while batch.len() < CHANGES && batch.iter().all(|it| it.reply.is_none()) {
+        while waiting.len() < CHANGES && waiting.iter().all(|it| it.reply.is_none()) {
             match timeout_at(gathered, queue.recv()).await {
-                Ok(Some(next)) => batch.push(next),
+                Ok(Some(next)) => waiting.push(next),
                 Ok(None) | Err(_) => break,
             }
         }
-        // Two changes of one row follow each other.
-        let mut later = Vec::new();
-        for it in std::mem::take(&mut batch) {
-            let is_second = batch.iter().any(|first| first.change.at.seq == it.change.at.seq);
-            if is_second { later.push(it) } else { batch.push(it) }
+        while waiting.len() < CHANGES
+            && let Ok(next) = queue.try_recv()
+        {
+            waiting.push(next);
         }
+        // Two changes of one row follow each other.
+        let mut seqs = HashSet::new();
+        let needed = waiting.drain(..).filter(Waiting::is_needed);
+        let (batch, later): (Vec<_>, Vec<_>) = needed.partition(|it| seqs.insert(it.change.at.seq));
         let changes: Vec<Change> = batch.iter().map(|it| it.change.clone()).collect();
-        match table.change(&changes).await {
-            Ok(replies) => {
-                for (it, changed) in std::mem::take(&mut batch).into_iter().zip(replies) {
-                    if changed == Changed::Locked && it.since.elapsed() < LOCKED {
-                        later.push(it);
-                        continue;
-                    }
-                    end_run(&runs, &it.change);
-                    if let Some(reply) = it.reply {
-                        let _ = reply.send(changed);
-                    }
-                }
-            }
+        let replies = match table.change(&changes).await {
+            Ok(replies) => replies,
             Err(error) => {
                 observe::table_failed("what became of rows is not written", &error);
-                sleep(Duration::from_millis(500)).await;
-                for it in std::mem::take(&mut batch) {
-                    if it.since.elapsed() < BOUND {
-                        later.push(it);
-                    } else {
-                        end_run(&runs, &it.change);
-                    }
-                }
+                sleep(PAUSE).await;
+                vec![Changed::Locked; batch.len()]
+            }
+        };
+        for (it, changed) in batch.into_iter().zip(replies) {
+            if changed == Changed::Locked && it.since.elapsed() < BOUND {
+                waiting.push(it);
+            } else if let Some(reply) = it.reply {
+                let _ = reply.send(changed);
             }
         }
-        batch = later;
-        if !batch.is_empty() {
+        if !waiting.is_empty() {
             sleep(GATHER).await;
         }
+        waiting.extend(later);
     }
 }
 
 /// Renews the turns of the runs of this process, until the inbox is dropped.
-async fn renew(
-    table: Weak<dyn Table>,
-    runs: Weak<Mutex<std::collections::HashMap<i64, Place>>>,
-    turn: Duration,
-) {
+async fn renew(table: Weak<dyn Table>, runs: Weak<Mutex<HashMap<i64, Place>>>, turn: Duration) {
     let mut ticks = interval(turn / 3);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {

@@ -1,6 +1,5 @@
 //! [`Inbox`]: its settings, its table, and what its layers and its loop share.
 
-use std::collections::HashMap;
 use std::convert::Infallible;
 use std::fmt;
 use std::future::Future;
@@ -18,7 +17,7 @@ use tower_dedup::{DedupHandle, DedupLayer, Mode};
 use tower_service::Service;
 
 use crate::around::{Around, Releases};
-use crate::ender::Ender;
+use crate::ender::{Ender, Run};
 use crate::inspect::{Count, Selection, ShownRequest, ShownRow};
 use crate::observe;
 use crate::row::{Change, NewRow, Place};
@@ -36,7 +35,7 @@ use crate::writer::Writer;
 /// | [`slots`](Self::slots) | 16 |
 /// | [`turn`](Self::turn) | 60 s |
 /// | [`later`](Self::later) | off |
-/// | [`max_waiting`](Self::max_waiting) | 1,000,000 rows, and 4 GiB |
+/// | [`max_waiting`](Self::max_waiting) | 1,000,000 rows, and 4 GiB of requests |
 /// | [`table`](Self::table) | `webhook_inbox` |
 ///
 /// # Clone
@@ -44,20 +43,22 @@ use crate::writer::Writer;
 /// A clone is a handle to the same inbox. A setting makes an inbox of its own: set it up before it is used or cloned.
 #[derive(Clone)]
 pub struct Inbox {
-    place: Where,
+    home: Home,
     service: String,
     settings: Settings,
     core: Arc<OnceLock<Arc<Core>>>,
 }
 
-/// The database of the table.
+/// Where the table is.
 #[derive(Clone)]
-enum Where {
-    #[cfg(feature = "postgres")]
-    Postgres(sqlx::PgPool),
-    #[cfg(feature = "sqlite")]
-    Sqlite(sqlx::sqlite::SqliteConnectOptions),
+struct Home {
+    /// Its name may have that of a schema.
+    has_schemas: bool,
+    table: Arc<MakeTable>,
 }
+
+/// Makes the table of this name.
+type MakeTable = dyn Fn(&str) -> Arc<dyn Table> + Send + Sync;
 
 /// What the layers and the loop of an inbox share.
 pub(crate) struct Core {
@@ -66,7 +67,6 @@ pub(crate) struct Core {
     pub(crate) settings: Settings,
     /// The namespaces that this process can run, and a handle of each of their layers.
     layers: Mutex<Vec<(String, DedupHandle)>>,
-    runs: Runs,
     writer: Writer,
     ender: Ender,
     /// The deliveries of senders.
@@ -79,9 +79,6 @@ pub(crate) struct Core {
     last_loop: Mutex<Option<Instant>>,
 }
 
-/// The rows that this process runs: their turns are renewed.
-pub(crate) type Runs = Arc<Mutex<HashMap<i64, Place>>>;
-
 /// The setting up.
 impl Inbox {
     /// Makes the inbox of a service, with its table in Postgres. The connect options of the pool open three connections
@@ -92,7 +89,10 @@ impl Inbox {
     #[cfg(feature = "postgres")]
     #[must_use]
     pub fn postgres(pool: sqlx::PgPool, service: &str) -> Self {
-        Self::new(Where::Postgres(pool), service)
+        let table = move |name: &str| -> Arc<dyn Table> {
+            Arc::new(crate::postgres::PostgresTable::new(pool.clone(), name))
+        };
+        Self::new(service, Home { has_schemas: true, table: Arc::new(table) })
     }
 
     /// Makes the inbox of a service, with its table in an SQLite file of its own, which is created. Not the file of the
@@ -101,12 +101,15 @@ impl Inbox {
     #[must_use]
     pub fn sqlite(file: impl AsRef<std::path::Path>, service: &str) -> Self {
         let options = sqlx::sqlite::SqliteConnectOptions::new().filename(file);
-        Self::new(Where::Sqlite(options), service)
+        let table = move |name: &str| -> Arc<dyn Table> {
+            Arc::new(crate::sqlite::SqliteTable::new(options.clone(), name))
+        };
+        Self::new(service, Home { has_schemas: false, table: Arc::new(table) })
     }
 
-    fn new(place: Where, service: &str) -> Self {
+    fn new(service: &str, home: Home) -> Self {
         Self {
-            place,
+            home,
             service: service.to_owned(),
             settings: Settings::default(),
             core: Arc::default(),
@@ -160,8 +163,8 @@ impl Inbox {
         self.set(|it| it.later = true)
     }
 
-    /// Sets how many rows may wait in the table. Beyond about so many, or 4 GiB of table, deliveries go to the layer
-    /// without a row, as without an inbox.
+    /// Sets how many rows may wait in the table. Beyond about so many, or 4 GiB of requests, parked
+    /// ones included, deliveries go to the layer without a row, as without an inbox.
     ///
     /// 0 is invalid.
     #[must_use]
@@ -183,13 +186,21 @@ impl Inbox {
     ///
     /// [`InboxError::Setting`] for the first setting with an invalid value.
     pub fn checked(self) -> Result<Self, InboxError> {
-        self.settings.check(&self.service)?;
+        self.check()?;
         Ok(self)
     }
 }
 
 /// The use.
 impl Inbox {
+    fn check(&self) -> Result<(), InboxError> {
+        if !self.home.has_schemas && self.settings.table.contains('.') {
+            let text = "`table` must be a name without a schema in an SQLite file";
+            return Err(InboxError::Setting(text.to_owned()));
+        }
+        self.settings.check(&self.service)
+    }
+
     /// Creates the table, if it does not exist. Any number of processes may do so at the same time.
     ///
     /// # Errors
@@ -242,7 +253,7 @@ impl Inbox {
     }
 
     pub(crate) fn core(&self) -> Result<Arc<Core>, InboxError> {
-        self.settings.check(&self.service)?;
+        self.check()?;
         Ok(Arc::clone(self.core.get_or_init(|| Arc::new(Core::new(self)))))
     }
 
@@ -312,27 +323,16 @@ impl Inbox {
 impl Core {
     fn new(inbox: &Inbox) -> Self {
         let settings = inbox.settings.clone();
-        let table: Arc<dyn Table> = match &inbox.place {
-            #[cfg(feature = "postgres")]
-            Where::Postgres(pool) => {
-                Arc::new(crate::postgres::PostgresTable::new(pool.clone(), &settings.table))
-            }
-            #[cfg(feature = "sqlite")]
-            Where::Sqlite(options) => {
-                Arc::new(crate::sqlite::SqliteTable::new(options.clone(), &settings.table))
-            }
-        };
-        let runs = Runs::default();
+        let table = (inbox.home.table)(&settings.table);
         let tasks = TaskTracker::new();
         tasks.close();
         Self {
             writer: Writer::new(&table, &inbox.service, settings.turn),
-            ender: Ender::new(&table, &runs, settings.turn),
+            ender: Ender::new(&table, settings.turn),
             table,
             service: inbox.service.clone(),
             settings,
             layers: Mutex::default(),
-            runs,
             tasks,
             wake: Notify::new(),
             is_full: AtomicBool::new(false),
@@ -379,20 +379,20 @@ impl Core {
         }
     }
 
-    /// From now on, the turn of this row is renewed, until a change ends the run.
-    pub(crate) fn begin(&self, at: Place) {
-        locked(&self.runs).insert(at.seq, at);
-        self.ender.start();
+    /// Begins the run of a row: its turn is renewed until the run is dropped, or its change is
+    /// written.
+    pub(crate) fn begin(&self, at: Place) -> Run {
+        self.ender.begin(at)
     }
 
     /// Changes a row, and waits for the reply. `None` if the table did not answer.
-    pub(crate) async fn change(&self, change: Change) -> Option<Changed> {
-        self.ender.change(change).await
+    pub(crate) async fn change(&self, change: Change, run: Option<Run>) -> Option<Changed> {
+        self.ender.change(change, run).await
     }
 
     /// Changes a row in the background.
-    pub(crate) fn change_later(&self, change: Change) {
-        self.ender.change_later(change);
+    pub(crate) fn change_later(&self, change: Change, run: Run) {
+        self.ender.change_later(change, run);
     }
 
     pub(crate) async fn flush(&self) {

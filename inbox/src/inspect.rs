@@ -18,6 +18,8 @@ pub struct Count {
     pub parked: Option<Parked>,
     /// How many.
     pub rows: u64,
+    /// The bytes of their headers and bodies.
+    pub bytes: u64,
     /// How long ago the oldest of them was received, or received again.
     pub oldest: Duration,
 }

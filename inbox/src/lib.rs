@@ -135,6 +135,11 @@
 //! [`DedupLayer::new`]: tower_dedup::DedupLayer::new
 //! [`DedupLayer::transactional`]: tower_dedup::DedupLayer::transactional
 
+#![cfg_attr(
+    not(any(feature = "postgres", feature = "sqlite")),
+    expect(dead_code, reason = "without a database there is no inbox")
+)]
+
 mod around;
 mod decide;
 mod ender;

@@ -1,6 +1,6 @@
 //! Log records and metrics. `lib.rs` lists the records, and `metrics.md` the metrics.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::Arc;
 use std::sync::Mutex;
@@ -79,19 +79,21 @@ pub fn describe_metrics() {
     }
 }
 
-/// A record that is written once a minute at most.
-pub(crate) struct Seldom(Mutex<Option<Instant>>);
+/// A record that is written once a minute at most, for each subject.
+struct Seldom(Mutex<Option<HashMap<String, Instant>>>);
 
 impl Seldom {
-    pub(crate) const fn new() -> Self {
+    const fn new() -> Self {
         Self(Mutex::new(None))
     }
 
-    fn is_due(&self) -> bool {
-        let mut last = locked(&self.0);
+    fn is_due(&self, subject: &str) -> bool {
+        let mut all = locked(&self.0);
+        let all = all.get_or_insert_default();
+        let last = all.get(subject);
         let is_due = last.is_none_or(|at| at.elapsed() >= Duration::from_secs(60));
         if is_due {
-            *last = Some(Instant::now());
+            all.insert(subject.to_owned(), Instant::now());
         }
         is_due
     }
@@ -166,9 +168,10 @@ pub(crate) fn lapsed(namespace: &str, parked_as: Option<Parked>) {
     }
 }
 
-pub(crate) fn misrouted(namespace: &str, seq: i64, why: &str, seldom: &Seldom) {
+pub(crate) fn misrouted(namespace: &str, seq: i64, why: &str) {
+    static SELDOM: Seldom = Seldom::new();
     count!("tower_dedup_inbox_misrouted_total", "namespace" => namespace; 1);
-    if seldom.is_due() {
+    if SELDOM.is_due(namespace) {
         tracing::error!(
             target: "tower_dedup_inbox",
             namespace,
@@ -238,7 +241,7 @@ fn gauge(_: &str, _: &str, _: Option<Parked>, _: u64, _: Duration) {}
 pub(crate) fn table_failed(what: &'static str, error: &TableError) {
     static SELDOM: Seldom = Seldom::new();
     count!("tower_dedup_inbox_table_failures_total"; 1);
-    if SELDOM.is_due() {
+    if SELDOM.is_due(what) {
         tracing::error!(target: "tower_dedup_inbox", error = %error, what, "the table does not answer");
     }
 }
@@ -246,7 +249,7 @@ pub(crate) fn table_failed(what: &'static str, error: &TableError) {
 pub(crate) fn verified_outside(namespace: &str) {
     static SELDOM: Seldom = Seldom::new();
     count!("tower_dedup_inbox_not_stored_total", "namespace" => namespace, "reason" => "verified_outside"; 1);
-    if SELDOM.is_due() {
+    if SELDOM.is_due(namespace) {
         tracing::error!(
             target: "tower_dedup_inbox",
             namespace,
@@ -278,14 +281,26 @@ mod tests {
             parked,
             rows: 2,
             oldest: Duration::from_secs(90),
+            bytes: 0,
         }
     }
 
     /// An alert on a gauge would not end.
     #[test]
     fn gauge_of_rows_that_are_gone_is_0() {
-        let recorder = DebuggingRecorder::new();
-        let values = || {
+        let failed = || count(Some(Parked::Failed));
+        for (next, expected) in [
+            (vec![count(None), failed()], [0.5, 90.0, 2.0, 2.0]),
+            (vec![failed()], [0.5, 0.0, 2.0, 0.0]),
+            (vec![], [0.5, 0.0, 0.0, 0.0]),
+        ] {
+            let recorder = DebuggingRecorder::new();
+            metrics::with_local_recorder(&recorder, || {
+                let mut gauges = Gauges::default();
+                gauges.set(&[count(None), failed()], 0.25);
+                gauges.set(&next, 0.5);
+            });
+            // A snapshot sets them to 0.
             let all = recorder.snapshotter().snapshot().into_vec().into_iter();
             let mut all: Vec<_> = all
                 .map(|(key, _, _, value)| match value {
@@ -294,17 +309,9 @@ mod tests {
                 })
                 .collect();
             all.sort_by(|one, other| one.partial_cmp(other).unwrap());
-            all.into_iter().map(|(_, value)| value).collect::<Vec<_>>()
-        };
-        metrics::with_local_recorder(&recorder, || {
-            let mut gauges = Gauges::default();
-            gauges.set(&[count(None), count(Some(Parked::Failed))], 0.5);
-            assert_eq!(values(), [0.5, 90.0, 2.0, 2.0]);
-            gauges.set(&[count(Some(Parked::Failed))], 0.25);
-            assert_eq!(values(), [0.25, 0.0, 2.0, 0.0]);
-            gauges.set(&[], 0.0);
-            assert_eq!(values(), [0.0; 4]);
-        });
+            let values: Vec<_> = all.into_iter().map(|(_, value)| value).collect();
+            assert_eq!(values, expected);
+        }
     }
 
     #[test]
@@ -316,7 +323,7 @@ mod tests {
             not_stored("acme", &NotStored::Full);
             ended("acme", 1, Fate::Park(Parked::Failed), "500", true);
             lapsed("acme", None);
-            misrouted("acme", 1, "404", &Seldom::new());
+            misrouted("acme", 1, "404");
             table_failed("", &TableError { is_of_a_row: false, error: "x".into() });
             Gauges::default().set(&[count(None), count(Some(Parked::Failed))], 0.5);
         });

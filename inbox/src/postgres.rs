@@ -11,6 +11,7 @@
 use std::future::Future;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use bytes::Bytes;
 use sqlx::postgres::{PgArguments, PgConnection, PgPool, PgRow};
 use sqlx::query::Query;
 use sqlx::{AssertSqlSafe, Connection, Postgres, Row};
@@ -21,7 +22,8 @@ use tower_dedup::adapter::contract::Token;
 use crate::inspect::{Count, Selection, ShownRow};
 use crate::row::{Change, Counts, FORMAT, Fate, NewRow, Parked, Place, TakenRow};
 use crate::table::{
-    Changed, Stored, Swept, Table, TableError, TableFuture, Take, Took, millis, parse_keys,
+    Changed, Stored, Swept, Table, TableError, TableFuture, Take, Took, WholeRow, millis,
+    parse_keys,
 };
 
 /// The bound on a call of the writer.
@@ -104,8 +106,7 @@ struct Statements {
     take: String,
     renew: String,
     sweep: String,
-    waiting: String,
-    parked: String,
+    count: String,
 }
 
 impl PostgresTable {
@@ -306,24 +307,6 @@ impl PostgresTable {
             .await
     }
 
-    async fn count_all(&self, connection: &mut PgConnection) -> Result<Vec<Count>, sqlx::Error> {
-        let mut counts = Vec::new();
-        for sql in [&self.sql.waiting, &self.sql.parked] {
-            for row in query(sql).fetch_all(&mut *connection).await? {
-                let parked: Option<&str> = row.try_get(2)?;
-                let age: f64 = row.try_get(4)?;
-                counts.push(Count {
-                    service: row.try_get(0)?,
-                    namespace: row.try_get(1)?,
-                    parked: parked.and_then(Parked::parse),
-                    rows: row.try_get::<i64, _>(3)?.unsigned_abs(),
-                    oldest: Duration::from_secs_f64(age.max(0.0)),
-                });
-            }
-        }
-        Ok(counts)
-    }
-
     /// Executes the statement of an operator on selected rows.
     fn execute<'t>(&'t self, sql: String, of: &'t Selection) -> TableFuture<'t, u64> {
         Box::pin(bounded(INSPECT, async move {
@@ -437,17 +420,26 @@ impl Table for PostgresTable {
     fn count(&self) -> TableFuture<'_, Vec<Count>> {
         Box::pin(bounded(INSPECT, async {
             let mut lent = self.lend(&self.operator).await?;
-            let counts = self.count_all(&mut lent.connection).await;
-            lent.back(counts)
-        }))
-    }
-
-    fn bytes(&self) -> TableFuture<'_, u64> {
-        Box::pin(bounded(CHANGE, async {
-            let mut lent = self.lend(&self.operator).await?;
-            let query = query("SELECT pg_total_relation_size($1::regclass)").bind(&self.sql.name);
-            let row = query.fetch_one(&mut lent.connection).await;
-            Ok(lent.back(row)?.try_get::<i64, _>(0)?.unsigned_abs())
+            let rows = query(&self.sql.count).fetch_all(&mut lent.connection).await;
+            let count = |row: &PgRow| {
+                let parked = match row.try_get::<Option<&str>, _>(2)? {
+                    None => None,
+                    // A newer version has other reasons.
+                    Some(reason) => match Parked::parse(reason) {
+                        None => return Ok(None),
+                        known => known,
+                    },
+                };
+                Ok(Some(Count {
+                    service: row.try_get(0)?,
+                    namespace: row.try_get(1)?,
+                    parked,
+                    rows: row.try_get::<i64, _>(3)?.unsigned_abs(),
+                    oldest: Duration::from_secs_f64(row.try_get::<f64, _>(4)?.max(0.0)),
+                    bytes: row.try_get::<i64, _>(5)?.unsigned_abs(),
+                }))
+            };
+            lent.back(rows)?.iter().filter_map(|row| count(row).transpose()).collect()
         }))
     }
 
@@ -467,7 +459,7 @@ impl Table for PostgresTable {
         }))
     }
 
-    fn show(&self, seq: i64) -> TableFuture<'_, Option<(ShownRow, Vec<u8>, Vec<u8>)>> {
+    fn show(&self, seq: i64) -> TableFuture<'_, Option<WholeRow>> {
         Box::pin(bounded(INSPECT, async move {
             let sql =
                 format!("SELECT {SHOWN}, headers, body FROM {} AS r WHERE seq = $1", self.sql.name);
@@ -482,7 +474,8 @@ impl Table for PostgresTable {
     fn retry<'t>(&'t self, of: &'t Selection) -> TableFuture<'t, u64> {
         let start = format!(
             "UPDATE {} AS r SET due = clock_timestamp(), parked = NULL, attempts = 0, deaths = 0, misrouted = 0, \
-             version = version + 1 WHERE turn IS NULL AND parked IS DISTINCT FROM 'expired' AND",
+             version = version + 1 WHERE turn IS NULL AND parked IS DISTINCT FROM 'expired' \
+             AND received > clock_timestamp() - interval '14 days' AND",
             self.sql.name
         );
         self.execute(selected(&start, ""), of)
@@ -541,7 +534,7 @@ fn taken(row: &PgRow, turn: Token) -> Result<TakenRow, sqlx::Error> {
         method: row.try_get("method")?,
         target: String::from_utf8_lossy(row.try_get("target")?).into_owned(),
         headers: row.try_get("headers")?,
-        body: row.try_get::<Vec<u8>, _>("body")?.into(),
+        body: row.try_get::<Option<Vec<u8>>, _>("body")?.map(Bytes::from),
         verified: row.try_get("verified")?,
     })
 }
@@ -582,8 +575,7 @@ impl Statements {
             take: with(include_str!("sql/take.sql"), NOT_DURABLE),
             renew: with(include_str!("sql/renew.sql"), NOT_DURABLE),
             sweep: with(include_str!("sql/sweep.sql"), ""),
-            waiting: with(include_str!("sql/waiting.sql"), ""),
-            parked: with(include_str!("sql/parked.sql"), ""),
+            count: with(include_str!("sql/count.sql"), ""),
             index: table.rsplit('.').next().unwrap_or(table).to_owned(),
             name,
         }

@@ -122,14 +122,15 @@ pub(crate) struct TakenRow {
     pub(crate) method: String,
     pub(crate) target: String,
     pub(crate) headers: Vec<u8>,
-    pub(crate) body: Bytes,
+    /// `None` if it is large: then it is read for its run alone.
+    pub(crate) body: Option<Bytes>,
     pub(crate) verified: Option<String>,
 }
 
 impl TakenRow {
     /// Makes the request again. `None` for a row that cannot be read.
-    pub(crate) fn request(&self) -> Option<Request<Full<Bytes>>> {
-        let mut request = Request::new(Full::new(self.body.clone()));
+    pub(crate) fn request(&self, body: Bytes) -> Option<Request<Full<Bytes>>> {
+        let mut request = Request::new(Full::new(body));
         *request.method_mut() = Method::from_bytes(self.method.as_bytes()).ok()?;
         *request.uri_mut() = self.target.parse().ok()?;
         *request.headers_mut() = decode(&self.headers)?;

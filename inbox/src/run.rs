@@ -18,15 +18,16 @@ use futures_util::FutureExt;
 use http::{Request, Response, StatusCode};
 use http_body_util::Full;
 use tokio::sync::{Semaphore, watch};
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tower_dedup::adapter::contract::Token;
 use tower_service::Service;
 
-use crate::decide::{End, History, decide, misrouted, spread};
+use crate::decide::{End, History, SOON, decide, is_of_no_handler, misrouted, spread};
+use crate::ender::Run;
 use crate::inbox::Core;
-use crate::observe::{self, Seldom};
+use crate::observe;
 use crate::row::{Change, Counts, Fate, Parked, TakenRow};
-use crate::table::Take;
+use crate::table::{SWEPT, Take};
 use crate::ticket::{Report, Ticket};
 
 /// How often the loop looks for due rows.
@@ -78,22 +79,18 @@ where
                     }
                     let has_stopped = stop.as_mut().now_or_never().is_some();
                     for row in took.rows {
-                        core.begin(row.at);
+                        let run = core.begin(row.at);
                         if has_stopped {
-                            let fate = Fate::Due { after: Duration::ZERO, counts: Counts::Nothing };
-                            core.change_later(Change {
-                                at: row.at,
-                                fate,
-                                answered: false,
-                                last: None,
-                            });
+                            let fate = again(Duration::ZERO);
+                            let change = Change { at: row.at, fate, answered: false, last: None };
+                            core.change_later(change, run);
                             continue;
                         }
                         // There are as many permits as rows were asked for.
                         let Ok(permit) = Arc::clone(&slots).acquire_owned().await else { break };
                         let (core, app) = (Arc::clone(&core), app.clone());
                         tokio::spawn(async move {
-                            deliver(&core, app, row).await;
+                            deliver(&core, app, row, run).await;
                             drop(permit);
                             core.wake.notify_one();
                         });
@@ -128,66 +125,81 @@ impl Drop for AbortOnDrop {
     }
 }
 
-/// Delivers one row, and says what becomes of it.
-async fn deliver<S, B>(core: &Core, app: S, row: TakenRow)
+/// Due after this time, and no attempt.
+fn again(after: Duration) -> Fate {
+    Fate::Due { after, counts: Counts::Nothing }
+}
+
+/// Delivers one row, and changes it.
+async fn deliver<S, B>(core: &Core, app: S, row: TakenRow, run: Run)
 where
     S: Service<Request<Full<Bytes>>, Response = Response<B>, Error = Infallible>,
     S: Clone + Send + 'static,
     S::Future: Send,
     B: Send + 'static,
 {
-    static SELDOM: Seldom = Seldom::new();
+    let (at, namespace) = (row.at, row.namespace.clone());
+    let (fate, last) = attempt(core, app, row).await;
+    observe::ended(&namespace, at.seq, fate, &last, true);
+    core.change_later(Change { at, fate, answered: false, last: Some(last) }, run);
+}
+
+/// Delivers one row, and says what becomes of it, and why.
+async fn attempt<S, B>(core: &Core, app: S, row: TakenRow) -> (Fate, String)
+where
+    S: Service<Request<Full<Bytes>>, Response = Response<B>, Error = Infallible>,
+    S: Clone + Send + 'static,
+    S::Future: Send,
+    B: Send + 'static,
+{
     let history = History {
         attempts: row.attempts,
         misrouted: row.misrouted,
         answered: row.answered,
         is_redelivery: true,
     };
-    let ended = match row.request() {
-        None => Reached::Never(None),
-        Some(mut request) => {
-            let inbox = std::ptr::from_ref(core) as usize;
-            let (ticket, reported) =
-                Ticket::new(inbox, &row.namespace, &row.keys, row.verified.as_deref());
-            request.extensions_mut().insert(ticket.clone());
-            let reached = reach(app, request, reported).await;
-            // Until here: a receiver whose senders are gone would not wait.
-            drop(ticket);
-            reached
-        }
+    let body = match row.body.clone() {
+        Some(body) => body,
+        None => match core.table.show(row.at.seq).await {
+            Ok(Some((.., body))) => body.into(),
+            Ok(None) => return (again(SOON), "the row is gone".to_owned()),
+            Err(error) => {
+                observe::table_failed("a large row is not read", &error);
+                return (again(spread(SOON)), "the body was not read".to_owned());
+            }
+        },
     };
-    let miss = |status, why: &str| {
-        observe::misrouted(&row.namespace, row.at.seq, why, &SELDOM);
-        misrouted(&core.settings, status, history)
+    let Some(mut request) = row.request(body) else {
+        return (Fate::Park(Parked::Unreadable), "the row cannot be read".to_owned());
     };
-    let (fate, last) = match ended {
-        Reached::Never(_) if row.request().is_none() => {
-            (Fate::Park(Parked::Unreadable), "the row cannot be read".to_owned())
+    let inbox = std::ptr::from_ref(core) as usize;
+    let (ticket, reported) = Ticket::new(inbox, &row.namespace, &row.keys, row.verified.as_deref());
+    request.extensions_mut().insert(ticket);
+    let (ran_nothing, why) = match reach(app, request, reported).await {
+        Reached::Ended(end) => return (decide(&core.settings, end, history).fate, end.text()),
+        Reached::NotEnforced => {
+            let delay = core.settings.delay(history.attempts).unwrap_or(SOON);
+            return (again(spread(delay)), "the layer is not in the mode `Enforce`".to_owned());
         }
-        Reached::Never(status) => {
-            let text = status.map_or_else(|| "no answer".to_owned(), |it| it.as_u16().to_string());
-            (miss(status, "no layer of this inbox was reached"), format!("misrouted: {text}"))
+        Reached::Misrouted(why) => (true, why.to_owned()),
+        Reached::Nothing(Some(status)) => {
+            let why = format!("{} without a layer of this inbox", status.as_u16());
+            (is_of_no_handler(status), why)
         }
-        Reached::Layer(End::Response { .. } | End::Failed | End::Dropped, Report::OtherKeys) => {
-            let why = "a layer with other keys, or of another namespace, was reached";
-            (miss(None, why), "misrouted: other keys".to_owned())
-        }
-        Reached::Layer(_, Report::NotEnforced) => {
-            let delay = core.settings.delay(history.attempts).unwrap_or(POLL);
-            let fate = Fate::Due { after: spread(delay), counts: Counts::Nothing };
-            (fate, "the layer is not in the mode `Enforce`".to_owned())
-        }
-        Reached::Layer(end, _) => (decide(&core.settings, end, history).fate, end.text()),
+        Reached::Nothing(None) => (false, "no layer of this inbox within 60 s".to_owned()),
     };
-    observe::ended(&row.namespace, row.at.seq, fate, &last, true);
-    core.change_later(Change { at: row.at, fate, answered: false, last: Some(last) });
+    observe::misrouted(&row.namespace, row.at.seq, &why);
+    (misrouted(&core.settings, ran_nothing, history), format!("misrouted: {why}"))
 }
 
 /// What a redelivery has met.
 enum Reached {
-    /// No layer. The status is that of the answer, or 504 if there was none.
-    Never(Option<StatusCode>),
-    Layer(End, Report),
+    /// No layer. The status is that of the answer, if there is one.
+    Nothing(Option<StatusCode>),
+    /// A layer that has called nothing.
+    Misrouted(&'static str),
+    NotEnforced,
+    Ended(End),
 }
 
 /// Calls the application, and waits for the report of the layer.
@@ -200,41 +212,34 @@ where
     S: Service<Request<Full<Bytes>>, Response = Response<B>, Error = Infallible>,
     S: Clone,
 {
-    let start = Instant::now();
+    let end = Instant::now() + REACH;
     let mut call = pin!(AssertUnwindSafe(oneshot(app, request)).catch_unwind());
-    let mut status = None;
-    let mut is_answered = false;
+    let mut answer = None;
     loop {
         let report = *reported.borrow_and_update();
         match report {
-            Report::Ended(end) => return Reached::Layer(end, report),
-            Report::OtherKeys | Report::NotEnforced => return Reached::Layer(End::Dropped, report),
-            // The answer may come before the layer has ended, and the layer without an answer.
-            Report::Reached if is_answered => drop(reported.changed().await),
-            Report::Reached => tokio::select! {
-                called = &mut call => (is_answered, status) = (true, status_of(called)),
-                _ = reported.changed() => {}
-            },
-            Report::Nothing if is_answered => return Reached::Never(status),
-            Report::Nothing => {
-                let left = REACH.saturating_sub(start.elapsed());
-                tokio::select! {
-                    called = &mut call => (is_answered, status) = (true, status_of(called)),
-                    _ = reported.changed() => {}
-                    // A handler without the inbox may have run.
-                    () = sleep(left) => return Reached::Never(Some(StatusCode::GATEWAY_TIMEOUT)),
-                }
-            }
+            Report::Ended(end) => return Reached::Ended(end),
+            Report::Misrouted(why) => return Reached::Misrouted(why),
+            Report::NotEnforced => return Reached::NotEnforced,
+            Report::Nothing if answer.is_some() => return Reached::Nothing(answer),
+            Report::Nothing | Report::Reached => {}
+        }
+        // The answer may come before the layer has ended, and the layer may end without an answer.
+        // A layer outside may have dropped the mark: then no report comes.
+        tokio::select! {
+            called = &mut call, if answer.is_none() => answer = Some(status_of(called)),
+            Ok(()) = reported.changed() => {}
+            () = sleep_until(end), if report == Report::Nothing => return Reached::Nothing(None),
+            else => return Reached::Ended(End::Dropped),
         }
     }
 }
 
-/// A panic outside of the layer has no status: a handler without the inbox may have run.
-fn status_of<B, P>(called: Result<Result<Response<B>, Infallible>, P>) -> Option<StatusCode> {
+fn status_of<B, P>(called: Result<Result<Response<B>, Infallible>, P>) -> StatusCode {
     match called {
-        Ok(Ok(response)) => Some(response.status()),
+        Ok(Ok(response)) => response.status(),
         Ok(Err(never)) => match never {},
-        Err(_) => Some(StatusCode::INTERNAL_SERVER_ERROR),
+        Err(_panic) => StatusCode::INTERNAL_SERVER_ERROR,
     }
 }
 
@@ -253,18 +258,12 @@ async fn keep(core: Arc<Core>) {
     loop {
         if swept_at.is_none_or(|at| at.elapsed() >= SWEEP) {
             swept_at = Some(Instant::now());
-            match core.table.sweep().await {
-                Ok(swept) => observe::swept(&swept),
-                Err(error) => observe::table_failed("old rows stay", &error),
-            }
+            sweep(&core).await;
         }
-        let counted = timeout(COUNT, async {
-            let counts = core.table.count().await?;
-            Ok::<_, crate::table::TableError>((counts, core.table.bytes().await?))
-        });
-        if let Ok(Ok((counts, bytes))) = counted.await {
+        if let Ok(Ok(counts)) = timeout(COUNT, core.table.count()).await {
             let waiting: u64 =
                 counts.iter().filter(|it| it.parked.is_none()).map(|it| it.rows).sum();
+            let bytes: u64 = counts.iter().map(|it| it.bytes).sum();
             #[expect(clippy::cast_precision_loss, reason = "a ratio")]
             let ratio = |part: u64, whole: u64| part as f64 / whole.max(1) as f64;
             let settings = &core.settings;
@@ -274,5 +273,20 @@ async fn keep(core: Arc<Core>) {
             gauges.set(&counts, fullness);
         }
         sleep(spread(COUNT)).await;
+    }
+}
+
+/// Ends the rows that are too old.
+async fn sweep(core: &Core) {
+    loop {
+        match core.table.sweep().await {
+            Ok(swept) => {
+                observe::swept(&swept);
+                if swept.iter().map(|it| it.rows).sum::<i64>() < SWEPT {
+                    return;
+                }
+            }
+            Err(error) => return observe::table_failed("old rows stay", &error),
+        }
     }
 }

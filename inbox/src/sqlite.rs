@@ -8,7 +8,6 @@
 use std::future::Future;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use futures_util::FutureExt;
 use sqlx::query::Query;
 use sqlx::sqlite::{
     SqliteArguments, SqliteConnectOptions, SqliteConnection, SqliteJournalMode, SqliteRow,
@@ -24,7 +23,8 @@ use crate::inspect::{Count, Selection, ShownRow};
 use crate::row::{Change, Counts, FORMAT, Fate, NewRow, Parked, Place, TakenRow};
 use crate::settings::LIFE;
 use crate::table::{
-    Changed, Stored, Swept, Table, TableError, TableFuture, Take, Took, millis, parse_keys,
+    Changed, SWEPT, Stored, Swept, Table, TableError, TableFuture, Take, Took, WholeRow, millis,
+    parse_keys,
 };
 
 /// The bound on a call of the writer.
@@ -39,8 +39,6 @@ const LOCK: Duration = Duration::from_millis(800);
 const WEEK: i64 = 7 * 86_400_000;
 /// How many refused rows stay.
 const REFUSED: i64 = 10_000;
-/// How many rows one sweep ends.
-const SWEPT: i64 = 1_000;
 
 pub(crate) struct SqliteTable {
     options: SqliteConnectOptions,
@@ -421,29 +419,34 @@ impl Table for SqliteTable {
     fn count(&self) -> TableFuture<'_, Vec<Count>> {
         Box::pin(bounded(INSPECT, async {
             let sql = self.sql(
-                "SELECT service, namespace, parked, count(*), {now} - min(received) FROM {table} GROUP BY 1, 2, 3",
+                "SELECT service, namespace, NULL, count(*), {now} - min(received), sum(bytes) \
+                 FROM {table} WHERE due IS NOT NULL GROUP BY 1, 2 UNION ALL \
+                 SELECT service, namespace, parked, count(*), {now} - min(received), sum(bytes) \
+                 FROM {table} WHERE parked IS NOT NULL GROUP BY 1, 2, 3",
             );
             let mut lent = self.lend(&self.operator).await?;
             let rows = statement(&sql).fetch_all(&mut lent.connection).await?;
             lent.back();
             let count = |row: &SqliteRow| {
-                let parked: Option<&str> = row.try_get(2)?;
-                Ok(Count {
+                let parked = match row.try_get::<Option<&str>, _>(2)? {
+                    None => None,
+                    // A newer version has other reasons.
+                    Some(reason) => match Parked::parse(reason) {
+                        None => return Ok(None),
+                        known => known,
+                    },
+                };
+                Ok(Some(Count {
                     service: row.try_get(0)?,
                     namespace: row.try_get(1)?,
-                    parked: parked.and_then(Parked::parse),
+                    parked,
                     rows: row.try_get::<i64, _>(3)?.unsigned_abs(),
                     oldest: Duration::from_millis(row.try_get::<i64, _>(4)?.max(0).unsigned_abs()),
-                })
+                    bytes: row.try_get::<i64, _>(5)?.unsigned_abs(),
+                }))
             };
-            rows.iter().map(count).collect()
+            rows.iter().filter_map(|row| count(row).transpose()).collect()
         }))
-    }
-
-    fn bytes(&self) -> TableFuture<'_, u64> {
-        let length = std::fs::metadata(self.options.get_filename()).map(|file| file.len());
-        let length = length.map_err(|error| table_error(sqlx::Error::Io(error)));
-        async { length }.boxed()
     }
 
     fn list<'t>(
@@ -464,7 +467,7 @@ impl Table for SqliteTable {
         }))
     }
 
-    fn show(&self, seq: i64) -> TableFuture<'_, Option<(ShownRow, Vec<u8>, Vec<u8>)>> {
+    fn show(&self, seq: i64) -> TableFuture<'_, Option<WholeRow>> {
         Box::pin(bounded(INSPECT, async move {
             let sql =
                 self.sql(&format!("SELECT {SHOWN}, headers, body FROM {{table}} WHERE seq = ?1"));
@@ -480,7 +483,8 @@ impl Table for SqliteTable {
     fn retry<'t>(&'t self, of: &'t Selection) -> TableFuture<'t, u64> {
         let sql = self.sql(&format!(
             "UPDATE {{table}} SET due = {{now}}, parked = NULL, attempts = 0, deaths = 0, misrouted = 0, version = version + 1 \
-             WHERE turn IS NULL AND parked IS NOT 'expired' AND {SELECTED}"
+             WHERE turn IS NULL AND parked IS NOT 'expired' AND received > {{now}} - {} AND {SELECTED}",
+            millis(LIFE)
         ));
         self.execute(sql, of)
     }
@@ -538,7 +542,7 @@ fn taken(row: &SqliteRow, turn: Token) -> Result<TakenRow, sqlx::Error> {
         method: row.try_get("method")?,
         target: row.try_get("target")?,
         headers: row.try_get("headers")?,
-        body: row.try_get::<Vec<u8>, _>("body")?.into(),
+        body: Some(row.try_get::<Vec<u8>, _>("body")?.into()),
         verified: row.try_get("verified")?,
     })
 }

@@ -11,6 +11,9 @@ use crate::row::{Change, NewRow, Parked, Place, TakenRow};
 
 pub(crate) type TableFuture<'t, T> = BoxFuture<'t, Result<T, TableError>>;
 
+/// How many rows one sweep parks, and how many it deletes.
+pub(crate) const SWEPT: i64 = 1_000;
+
 /// How a call has failed.
 #[derive(Debug)]
 pub(crate) struct TableError {
@@ -65,6 +68,9 @@ pub(crate) struct Take<'t> {
     pub(crate) delays: &'t [Duration],
 }
 
+/// A row, its headers and its body.
+pub(crate) type WholeRow = (ShownRow, Vec<u8>, Vec<u8>);
+
 /// The reply to a take.
 #[derive(Debug, Default)]
 pub(crate) struct Took {
@@ -107,14 +113,12 @@ pub(crate) trait Table: Send + Sync {
     /// Renews the turns of these runs.
     fn renew<'t>(&'t self, runs: &'t [Place], lasts: Duration) -> TableFuture<'t, ()>;
 
-    /// Parks rows that are too old, and deletes parked rows that are older still, of every service.
+    /// Parks rows that are too old, and deletes parked rows that are older still, of every service:
+    /// at most [`SWEPT`] of each.
     fn sweep(&self) -> TableFuture<'_, Vec<Swept>>;
 
     /// Counts the rows, of every service.
     fn count(&self) -> TableFuture<'_, Vec<Count>>;
-
-    /// Returns the bytes of the table and its indexes.
-    fn bytes(&self) -> TableFuture<'_, u64>;
 
     /// Returns selected rows after `seq`, without bodies.
     fn list<'t>(
@@ -125,7 +129,7 @@ pub(crate) trait Table: Send + Sync {
     ) -> TableFuture<'t, Vec<ShownRow>>;
 
     /// Returns one row with the headers and the body of its request.
-    fn show(&self, seq: i64) -> TableFuture<'_, Option<(ShownRow, Vec<u8>, Vec<u8>)>>;
+    fn show(&self, seq: i64) -> TableFuture<'_, Option<WholeRow>>;
 
     /// Makes selected rows due now, with all attempts. Rows that are parked as expired stay.
     fn retry<'t>(&'t self, of: &'t Selection) -> TableFuture<'t, u64>;

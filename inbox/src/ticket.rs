@@ -14,10 +14,10 @@ pub(crate) enum Report {
     /// Its layer, which runs it.
     Reached,
     Ended(End),
-    /// A layer that does not enforce its verdicts now.
+    /// A layer that does not enforce its verdicts now, and has called nothing.
     NotEnforced,
-    /// A layer for other events.
-    OtherKeys,
+    /// A layer that has called nothing, because the row is not its own. The text says why.
+    Misrouted(&'static str),
 }
 
 /// An extension of a redelivered request. No request from outside can have it.

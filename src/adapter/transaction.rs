@@ -43,14 +43,14 @@ pub trait CompletionDatabase: Database<Connection: CompletionConnection> + Seale
 
 /// A connection of sqlx on which [`Delivery::complete_in`](crate::Delivery::complete_in) completes events.
 pub trait CompletionConnection: Connection + Sealed {
-    /// Completes the events in a transaction that this crate has begun. Returns `false` if that transaction has ended, or
-    /// if no row was written, where this is not an error. `is_last`: the COMMIT follows.
+    /// Completes the events in a transaction that this crate has begun and marked. An error if that transaction has
+    /// ended. `is_last`: the COMMIT follows.
     #[doc(hidden)]
-    fn completes(
+    fn complete_marked(
         &mut self,
         completion: &Completion,
         is_last: bool,
-    ) -> impl Future<Output = Result<bool, sqlx::Error>> + Send;
+    ) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
 
     /// Returns whether this transaction has completed the events, and still is the one that this crate has begun.
     #[doc(hidden)]

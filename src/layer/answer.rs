@@ -20,11 +20,14 @@ use crate::observe::{DedupAnswer, Outcome};
 pub(super) type Ending<B, E> = thread::Result<Result<Response<ResponseBody<B>>, E>>;
 
 /// How a delivery ends, for its log record and for its caller.
-pub(super) type Ended<B, E> = (Outcome, Ending<B, E>);
+pub(super) struct Ended<B, E> {
+    pub(super) outcome: Outcome,
+    pub(super) ending: Ending<B, E>,
+}
 
 /// Returns the ending of a delivery that the layer answers.
 pub(super) fn ended<B, E>(outcome: Outcome, config: &Config) -> Ended<B, E> {
-    (outcome, own(outcome.answer(), config))
+    Ended { outcome, ending: own(outcome.answer(), config) }
 }
 
 /// Returns an answer of the layer's own.

@@ -2,12 +2,13 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::thread;
 use std::time::Duration;
 
 use bytes::Bytes;
 use http::{header, request};
 
-use super::answer::{self, Ending};
+use super::answer::{self, Ended, Ending};
 use super::builder::DedupLayer;
 use super::gate::Permit;
 use super::paths::LAST_PATHS;
@@ -15,7 +16,7 @@ use super::policy::{OnMissingKey, Verified};
 use crate::delivery::{Delivery, RetryAfterOfLayer};
 use crate::error::{KeyError, KeyErrorKind};
 use crate::key::{DedupKey, Event, Extracted, Keys, RequestRef};
-use crate::observe::{self, Outcome, Report};
+use crate::observe::{self, Counted, Outcome, Report};
 
 /// A request, and the delivery that it becomes.
 pub(super) struct Run<S, L, B> {
@@ -67,6 +68,20 @@ impl<S, L, B> Run<S, L, B> {
         }
         let keys = if self.logs_keys { self.keys.events() } else { &[] };
         self.report.emit(outcome, keys, &config.meters);
+    }
+
+    /// Ends a delivery that has run to its end, and reports it. A panic in an extension or in a response body counts as a
+    /// panic of the handler: the dropped claim is released. The ledger catches the panics of an adapter.
+    pub(super) fn finish<R, E>(
+        &mut self,
+        delivered: thread::Result<Ended<R, E>>,
+        running: Counted,
+    ) -> Ending<R, E> {
+        let panicked = |panic| Ended { outcome: Outcome::Panicked, ending: Err(panic) };
+        let Ended { outcome, ending } = delivered.unwrap_or_else(panicked);
+        drop(running);
+        self.report(outcome, &ending);
+        ending
     }
 
     /// Reports a delivery that runs.

@@ -93,10 +93,6 @@ impl<S, L, B> Run<S, L, B> {
         if self.keys.is_empty() {
             return;
         }
-        if let Some(claimed) = claimed {
-            // The layer completes the events as under a lease.
-            claimed.nothing_to_write();
-        }
         let extensions = &mut self.head.extensions;
         if extensions.get::<Delivery>().is_some_and(|outer| !outer.is_unenforced()) {
             // The outer layer decides what runs, and its events are completed in the handler's transaction.
@@ -124,11 +120,7 @@ where
         async move {
             let running = self.layer.config.meters.running();
             let delivered = AssertUnwindSafe(self.deliver_in_shadow(refused)).catch_unwind().await;
-            let (outcome, ending) =
-                delivered.unwrap_or_else(|panic| (Outcome::Panicked, Err(panic)));
-            drop(running);
-            self.report(outcome, &ending);
-            ending
+            self.finish(delivered, running)
         }
     }
 
@@ -154,17 +146,17 @@ where
             self.report.error = Some("`success_when` panicked".into());
         }
         if let Some(claim) = claim {
-            let success = (ended.0 == Outcome::Completed).then(HandlerSuccess::default);
+            let success = (ended.outcome == Outcome::Completed).then(HandlerSuccess::default);
             // No transaction of the handler touches the claim, so the settling has no other result to report.
-            if let Settled::Unconfirmed(error) = claim.settle(success).await {
+            if let Settled::NotReleased(error) = claim.settle(success).await {
                 self.report.error = Some(error.into());
             }
         }
         if let Some(claimed) = &claimed {
             self.wake_waiters(claimed);
         }
-        self.set_retry_after(&mut ended.1);
-        set_end(&mut ended.1, Some(DeliveryEnd::Undecided));
+        self.set_retry_after(&mut ended.ending);
+        set_end(&mut ended.ending, Some(DeliveryEnd::Undecided));
         ended
     }
 
@@ -177,6 +169,8 @@ where
         let calls = config.calls(&self.layer.ledger, fetch);
         let verdict = match self.layer.ledger.begin(&self.keys, calls).await {
             Ok(Begin::First { claim, delivery, .. }) => {
+                // The layer completes the events as under a lease.
+                delivery.nothing_to_write();
                 return (delivery.verdict(), claim, Some(delivery));
             }
             Ok(Begin::WithoutKey) => Verdict::NoKey,

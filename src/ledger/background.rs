@@ -12,8 +12,8 @@ use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 
 use super::call::{self, Calls};
-use super::contract::Permanent;
-use super::lease::{HeldLease, report};
+use super::contract::LedgerKind;
+use super::held::{HeldLease, report};
 use super::times::delays;
 use crate::adapter::KeyedTerms;
 use crate::adapter::contract::Token;
@@ -102,10 +102,10 @@ impl RetryJob {
 }
 
 impl Background {
-    pub(super) fn new(permanent: Permanent) -> Self {
-        let most_releases = match permanent {
-            Permanent::OnArrival => MOST_RELEASES_ON_ARRIVAL,
-            Permanent::Lease | Permanent::Transactional => MOST_RELEASES,
+    pub(super) fn new(kind: LedgerKind) -> Self {
+        let most_releases = match kind {
+            LedgerKind::OnArrival => MOST_RELEASES_ON_ARRIVAL,
+            LedgerKind::Lease | LedgerKind::Transactional => MOST_RELEASES,
         };
         let tasks = TaskTracker::new();
         // A closed tracker still takes tasks; `wait` ends only on a closed one.

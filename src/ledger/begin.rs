@@ -9,9 +9,9 @@ use tokio::time::Instant;
 use super::background::Write;
 use super::call::Calls;
 use super::claim::Claim;
-use super::contract::Permanent;
+use super::contract::LedgerKind;
+use super::held::Held;
 use super::hold::{AnyLedger, Hold};
-use super::lease::Held;
 use super::resolve::{Resolution, claim_all, distinct};
 use super::times::Times;
 use crate::adapter::contract::Seen;
@@ -65,7 +65,7 @@ impl AnyLedger {
             if keys.is_empty() {
                 return Ok(Begin::WithoutKey);
             }
-            if self.permanent == Permanent::OnArrival
+            if self.kind == LedgerKind::OnArrival
                 && keys.events().iter().any(|event| event.second_identity().is_some())
             {
                 let context = "claiming on arrival an event with a second identity";
@@ -101,17 +101,16 @@ impl AnyLedger {
     ) -> Begin {
         let Resolution { new, held, attempt, takeover, in_flight, mismatch, .. } = resolution;
         let is_unprotected = resolution.is_unprotected;
-        let run = (attempt, takeover);
-        let (delivery, claim) = if self.permanent == Permanent::OnArrival {
+        let (delivery, claim) = if self.kind == LedgerKind::OnArrival {
             if is_unprotected {
                 // The key is claimed as soon as the store replies.
                 hold.repeat(Write::Claim, held);
             }
-            (Delivery(Arc::new(Inner::new(new, run, is_unprotected, None, ()))), None)
+            (Delivery(Arc::new(Inner::new(new, attempt, takeover, is_unprotected, None, ()))), None)
         } else {
             let held = Held::new(held, hold.calls.clone());
             held.note(|it| it.demands_commit = self.demands_commit());
-            let lease = Arc::new(Inner::new(new, run, is_unprotected, None, held));
+            let lease = Arc::new(Inner::new(new, attempt, takeover, is_unprotected, None, held));
             let delivery = Delivery(Arc::<Inner<Held>>::clone(&lease));
             (delivery, Some(Claim::start(self, lease, claimed_at)))
         };
@@ -128,16 +127,16 @@ impl AnyLedger {
         &self,
         events: &[Event],
         verdict: Verdict,
-        claim: Option<&Delivery>,
+        claimed: Option<&Delivery>,
         meters: &Arc<Meters>,
     ) -> Delivery {
         let events = events.into();
-        if self.permanent == Permanent::OnArrival {
-            return Delivery::unenforced(events, verdict, claim, ());
+        if self.kind == LedgerKind::OnArrival {
+            return Delivery::unenforced(events, verdict, claimed, ());
         }
         // It holds nothing: its transaction is the handler's alone.
         let held = Held::new(List::new(), self.calls(&Times::default(), Duration::ZERO, meters));
-        Delivery::unenforced(events, verdict, claim, held)
+        Delivery::unenforced(events, verdict, claimed, held)
     }
 }
 

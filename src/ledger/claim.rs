@@ -37,8 +37,8 @@ use tokio::time::Instant;
 use super::background::{RetryJob, Write};
 use super::call::Calls;
 use super::contract::HandlerSuccess;
+use super::held::{Effect, Held, HeldLease, report, with_response};
 use super::hold::{AnyLedger, Hold};
-use super::lease::{Effect, Held, HeldLease, report, with_response};
 use super::renewal::RenewalGuard;
 use super::resolve::claim_all;
 use crate::adapter::KeyedTerms;
@@ -55,9 +55,11 @@ pub(crate) enum Settled {
     CompletedElsewhere(Seen),
     /// The handler succeeded, and no transaction of it has completed the events. They are released.
     Uncommitted,
-    /// The store has failed. After a success of the handler, it has not said whether the events are complete; after another
-    /// end, the release continues in the background.
+    /// The handler succeeded, and the store has failed: it has not said whether a transaction has completed the events.
+    /// The release continues in the background.
     Unconfirmed(StoreError),
+    /// The handler has not succeeded, and the store has failed. The release continues in the background.
+    NotReleased(StoreError),
 }
 
 /// The claim of a delivery that runs under a lease.
@@ -101,7 +103,7 @@ impl Claim {
     /// background. Returns no error then, because the handler succeeded. Keys that the handler's transaction has
     /// completed are only given the response.
     ///
-    /// After [`Settled::Uncommitted`], the layer answers 500, and after [`Settled::Unconfirmed`] and a success 503.
+    /// After [`Settled::Uncommitted`], the layer answers 500, and after [`Settled::Unconfirmed`] 503.
     #[expect(clippy::manual_async_fn, reason = "an `async fn` stores its arguments twice")]
     pub(crate) fn settle(
         mut self,
@@ -119,7 +121,7 @@ impl Claim {
             let owes_commit = match effect {
                 Effect::Unsaid => held.state().demands_commit,
                 Effect::Begun => true,
-                Effect::Nothing | Effect::Committed => false,
+                Effect::NothingToWrite | Effect::Committed => false,
             };
             if owes_commit {
                 // Boxed, because only handlers with another driver come here.
@@ -130,7 +132,7 @@ impl Claim {
                 if !is_committed {
                     return match Box::pin(self.rollback()).await {
                         // An error of the release is not the cause.
-                        Settled::Done | Settled::Unconfirmed(_) => Settled::Uncommitted,
+                        Settled::Done | Settled::NotReleased(_) => Settled::Uncommitted,
                         settled => settled,
                     };
                 }
@@ -172,7 +174,7 @@ impl Claim {
         match (seen, released) {
             (Some(seen), _) => Settled::CompletedElsewhere(seen),
             (None, Ok(())) => Settled::Done,
-            (None, Err(error)) => Settled::Unconfirmed(error),
+            (None, Err(error)) => Settled::NotReleased(error),
         }
     }
 
@@ -183,7 +185,7 @@ impl Claim {
             && match held.state().effect {
                 Effect::Committed => true,
                 Effect::Begun => held.are_complete().await.is_ok_and(|are_complete| are_complete),
-                Effect::Unsaid | Effect::Nothing => false,
+                Effect::Unsaid | Effect::NothingToWrite => false,
             }
     }
 

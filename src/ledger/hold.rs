@@ -11,7 +11,7 @@ use tokio_util::task::TaskTracker;
 use super::arrival::{Arrivals, Doubt};
 use super::background::{Background, Pending, RetryJob, Write};
 use super::call::{self, Calls, Claimed};
-use super::contract::{Ledger, Permanent};
+use super::contract::{Ledger, LedgerKind};
 use super::renewal::Renewals;
 use super::times::Times;
 use crate::adapter::contract::{
@@ -24,7 +24,7 @@ use crate::observe::Meters;
 
 /// A ledger of any kind. Layers and their clones share it.
 pub(crate) struct AnyLedger {
-    pub(super) permanent: Permanent,
+    pub(super) kind: LedgerKind,
     adapter: Arc<dyn DedupAdapter>,
     abilities: Abilities,
     pub(super) renewals: Arc<Renewals>,
@@ -39,13 +39,13 @@ impl AnyLedger {
     /// Makes the ledger of this kind over a store.
     pub(crate) fn of<L: Ledger>(adapter: impl DedupAdapter) -> Arc<Self> {
         Arc::new(Self {
-            permanent: L::PERMANENT,
+            kind: L::KIND,
             abilities: adapter.abilities(),
             adapter: Arc::new(adapter),
             renewals: Arc::default(),
             completing: Arc::default(),
             arrivals: Arc::default(),
-            background: Background::new(L::PERMANENT),
+            background: Background::new(L::KIND),
         })
     }
 
@@ -58,9 +58,9 @@ impl AnyLedger {
     /// the handler before the commit.
     pub(crate) fn calls(&self, times: &Times, after: Duration, meters: &Arc<Meters>) -> Calls {
         let Times { retention, lease, store_timeout: bound, handler_timeout } = *times;
-        let permanence = match self.permanent {
-            Permanent::OnArrival => Permanence::OnClaim,
-            Permanent::Lease | Permanent::Transactional => Permanence::OnCompletion { lease },
+        let permanence = match self.kind {
+            LedgerKind::OnArrival => Permanence::OnClaim,
+            LedgerKind::Lease | LedgerKind::Transactional => Permanence::OnCompletion { lease },
         };
         let most = |handler: Duration| handler.saturating_add(after).saturating_add(bound);
         Calls {
@@ -86,7 +86,7 @@ impl AnyLedger {
         let needs = |is_met: bool, rule| {
             if is_met { Ok(()) } else { Err(ConfigError::new(rule)) }
         };
-        if self.permanent == Permanent::OnArrival {
+        if self.kind == LedgerKind::OnArrival {
             let rule = "one identity of an event on arrival, and not a second one";
             return needs(!has_second_identity, rule);
         }
@@ -100,7 +100,7 @@ impl AnyLedger {
 
     /// Returns `true` if a success must have completed its events in a transaction.
     pub(crate) fn demands_commit(&self) -> bool {
-        self.permanent == Permanent::Transactional
+        self.kind == LedgerKind::Transactional
     }
 
     /// Returns `true` if the adapter stores payload digests and responses.
@@ -117,7 +117,7 @@ impl AnyLedger {
 
 impl fmt::Debug for AnyLedger {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("AnyLedger").field(&self.permanent).finish()
+        f.debug_tuple("AnyLedger").field(&self.kind).finish()
     }
 }
 
@@ -158,7 +158,7 @@ impl<'l> Hold<'l> {
         let before = self.keys.len();
         self.keys.append(&mut asked);
         async move {
-            if self.ledger.permanent == Permanent::OnArrival {
+            if self.ledger.kind == LedgerKind::OnArrival {
                 let AnyLedger { arrivals, background, .. } = self.ledger;
                 let (asked, own) = (&self.keys[before..], self.calls.terms.token);
                 match Doubt::begin(arrivals, background, asked, own) {

@@ -18,7 +18,7 @@ use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::task::AbortOnDropHandle;
 
-use super::lease::{Effect, Held, HeldLease, with_reply};
+use super::held::{Effect, Held, HeldLease, with_reply};
 use crate::adapter::contract::RenewReply;
 
 /// A sweeper that ended with each last delivery would start again with the next one, and a start makes

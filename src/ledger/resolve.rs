@@ -236,7 +236,7 @@ impl Resolution {
                 return;
             }
             (Some((by, Ok(Duplicate(seen)))), _) | (_, Some((by, Ok(Duplicate(seen))))) => {
-                self.add_duplicate(&answered.event, by, seen, (fetch, meters));
+                self.add_duplicate(&answered.event, by, seen, fetch, meters);
             }
             _ => self.in_flight = true,
         }
@@ -254,7 +254,8 @@ impl Resolution {
         event: &Event,
         by: &KeyedTerms,
         seen: &Seen,
-        (fetch, meters): (Fetch, &Meters),
+        fetch: Fetch,
+        meters: &Meters,
     ) {
         let stored = stored_sha256(seen);
         if by.key == *event.key() {

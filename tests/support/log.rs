@@ -8,7 +8,7 @@ use tracing::field::{Field, Visit};
 use tracing::subscriber::{DefaultGuard, NoSubscriber};
 use tracing_subscriber::layer::SubscriberExt;
 
-/// Collects the log records of the layer.
+/// Collects the log records of the layer, and of an inbox around it.
 #[derive(Clone)]
 pub struct Log(Arc<Mutex<Vec<BTreeMap<String, String>>>>);
 
@@ -75,7 +75,7 @@ impl Visit for Fields<'_> {
 
 impl<S: tracing::Subscriber> tracing_subscriber::Layer<S> for Log {
     fn on_event(&self, event: &tracing::Event<'_>, _: tracing_subscriber::layer::Context<'_, S>) {
-        if event.metadata().target() != "tower_dedup" {
+        if !["tower_dedup", "tower_dedup_inbox"].contains(&event.metadata().target()) {
             return;
         }
         let mut fields = BTreeMap::new();

@@ -118,7 +118,8 @@ async fn require_verified_still_refuses() {
     for request in [push(), testing::sign(push(), GITHUB, "another secret")] {
         assert_eq!(send(&app, request).await, 500);
     }
-    assert_eq!((seen.lock().unwrap().len(), store.stats().await.unwrap().rows), (0, 0));
+    assert!(seen.lock().unwrap().is_empty());
+    assert_eq!(store.stats().await.unwrap().rows, 0);
     assert_eq!(send(&app, testing::sign(push(), GITHUB, SECRET)).await, 200);
 }
 

@@ -14,7 +14,7 @@ use tower_dedup::adapter::MemoryAdapter;
 use tower_dedup::{DedupLayer, key};
 use tower_dedup_inbox::Inbox;
 
-use crate::command::{Ran, command, execute, run, run_with, spawn};
+use crate::command::{Ran, command, doctor, execute, run, run_with, spawn};
 use crate::keys::Place;
 use crate::roles::Role;
 use support::dedup_key;
@@ -275,6 +275,26 @@ async fn large_tables_are_read_and_changed_in_parts() {
         asked.assert(0, "and 2490 more\nDelete 2500 row(s)?");
         asked.assert(0, "rows    2500\nleft    0\n");
         assert_eq!(world.rows().await, [(1, "waiting".to_owned())]);
+    }
+}
+
+#[tokio::test]
+async fn doctor_sees_rows_that_are_parked_or_wait_for_long() {
+    for world in World::filled().await {
+        let url = &world.place.url;
+        let is_sqlite = world.is_sqlite();
+        let doctor = async || doctor(url).await;
+        doctor().await.assert_finding("inbox", "warning", "2 rows are parked -> see");
+        world.run(&["drop", "2", "5", "--yes"]).await.assert(0, "");
+        let late = "a row of test of the service shop waits for 2h";
+        doctor().await.assert_finding("inbox", "warning", late);
+        world.run(&["drop", "1", "--yes"]).await.assert(0, "");
+        let well = doctor().await;
+        well.assert_finding("inbox", "ok", "1 rows wait, 1 are parked");
+        // The file is that of an inbox alone.
+        assert_eq!(well.said().contains("\"table\""), !is_sqlite, "{well:?}");
+        world.execute("ALTER TABLE webhook_inbox RENAME COLUMN parked TO reason").await;
+        doctor().await.assert_finding("inbox", "error", "cannot be read");
     }
 }
 

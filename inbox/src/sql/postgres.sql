@@ -30,7 +30,12 @@ CREATE TABLE IF NOT EXISTS {table} (
   body bytea NOT NULL,
   -- The name of the verification that the request has passed.
   verified text,
-  last text
-) WITH (autovacuum_vacuum_scale_factor = 0.01, autovacuum_analyze_scale_factor = 0.05, toast.autovacuum_vacuum_scale_factor = 0.01);
-CREATE INDEX IF NOT EXISTS "{index}_due" ON {table} (service, namespace, due) INCLUDE (received) WHERE due IS NOT NULL;
-CREATE INDEX IF NOT EXISTS "{index}_parked" ON {table} (service, namespace, parked, received) WHERE parked IS NOT NULL;
+  last text,
+  -- What the table may have at most is a sum of these: its file does not shrink.
+  bytes bigint GENERATED ALWAYS AS (octet_length(headers) + octet_length(body)) STORED
+) WITH (autovacuum_vacuum_scale_factor = 0.01, autovacuum_analyze_scale_factor = 0.05,
+  toast.autovacuum_vacuum_scale_factor = 0.01);
+CREATE INDEX IF NOT EXISTS "{index}_due" ON {table} (service, namespace, due) INCLUDE (received, bytes)
+  WHERE due IS NOT NULL;
+CREATE INDEX IF NOT EXISTS "{index}_parked" ON {table} (service, namespace, parked, received)
+  INCLUDE (bytes) WHERE parked IS NOT NULL;

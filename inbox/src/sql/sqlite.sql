@@ -21,7 +21,10 @@ CREATE TABLE IF NOT EXISTS {table} (
   headers BLOB NOT NULL,
   body BLOB NOT NULL,
   verified TEXT,
-  last TEXT
+  last TEXT,
+  bytes INTEGER NOT NULL GENERATED ALWAYS AS (length(headers) + length(body)) STORED
 ) STRICT;
-CREATE INDEX IF NOT EXISTS {table}_due ON {table} (service, namespace, due) WHERE due IS NOT NULL;
-CREATE INDEX IF NOT EXISTS {table}_parked ON {table} (service, namespace, parked, received) WHERE parked IS NOT NULL;
+CREATE INDEX IF NOT EXISTS {table}_due ON {table} (service, namespace, due, received, bytes)
+  WHERE due IS NOT NULL;
+CREATE INDEX IF NOT EXISTS {table}_parked ON {table} (service, namespace, parked, received, bytes)
+  WHERE parked IS NOT NULL;

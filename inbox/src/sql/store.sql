@@ -1,5 +1,5 @@
 -- Stores deliveries, sorted by key. A row that exists is due now, unless it runs.
-WITH s AS MATERIALIZED (SELECT {durability} AS durability, set_config('lock_timeout', '500ms', true) AS lock_timeout)
+WITH s AS MATERIALIZED (SELECT {durability} AS durability, set_config('lock_timeout', '200ms', true) AS lock_timeout)
 INSERT INTO {table} AS r
   (key, service, namespace, keys, event_type, due, turn, format, method, target, headers, body, verified, answered)
 SELECT a.key, $1::text, a.namespace, a.keys, a.event_type,

@@ -20,4 +20,4 @@ UPDATE {table} AS r SET
   last = CASE WHEN d.has_lapsed THEN 'its process died, or lost its turn' ELSE r.last END
 FROM s, d WHERE r.seq = d.seq
 RETURNING NOT d.has_lapsed AS is_ours, r.seq, r.version, r.namespace, r.keys, r.attempts, r.misrouted, r.answered, r.parked,
-  r.method, r.target, r.headers, r.body, r.verified
+  r.method, r.target, r.headers, CASE WHEN r.bytes <= 262144 THEN r.body END AS body, r.verified

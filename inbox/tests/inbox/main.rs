@@ -1,4 +1,11 @@
 //! The inbox on real servers.
 
+mod ends;
 mod faults;
+mod operators;
+mod processes;
+mod routes;
+mod settings;
+mod table;
+mod verified;
 mod world;

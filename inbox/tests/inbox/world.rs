@@ -6,16 +6,16 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
-use axum::extract::State;
-use http::{Request, Response, StatusCode};
-use sqlx::PgPool;
+use axum::extract::{OriginalUri, State};
+use http::{HeaderMap, Request, Response, StatusCode};
 use sqlx::postgres::PgPoolOptions;
+use sqlx::{AssertSqlSafe, Connection, PgPool, SqliteConnection};
 use tokio::task::JoinHandle;
 use tower::{Service, ServiceExt};
 use tower_dedup::adapter::PostgresAdapter;
 use tower_dedup::ledger::Transactional;
 use tower_dedup::{CommitError, DedupLayer, Delivery, KeyExtractor, key};
-use tower_dedup_inbox::{Inbox, Parked, Selection, ShownRow};
+use tower_dedup_inbox::{Around, Inbox, Parked, Selection, ShownRow};
 
 use support::postgres::Schema;
 
@@ -49,19 +49,24 @@ pub(crate) use on_each;
 #[derive(Clone)]
 pub(crate) struct App {
     pub(crate) pool: PgPool,
-    /// The statuses of the next runs, then 200. 299 is a success without a COMMIT; 0 panics.
+    /// The statuses of the next runs, then 200. 299 is a success without a COMMIT; 0 panics; from 1,000 on,
+    /// a success after so many milliseconds above it.
     pub(crate) plan: Arc<Mutex<Vec<u16>>>,
     /// `id:status:attempt` of each run.
     pub(crate) runs: Arc<Mutex<Vec<String>>>,
+    /// The target and the headers of the last run.
+    pub(crate) seen: Arc<Mutex<(String, HeaderMap)>>,
 }
 
 pub(crate) struct World {
+    pub(crate) place: Place,
     pub(crate) inbox: Inbox,
     pub(crate) app: App,
     pub(crate) store: PostgresAdapter,
-    pub(crate) schema: Schema,
-    #[expect(dead_code, reason = "its drop removes the file")]
-    directory: tempfile::TempDir,
+    url: String,
+    /// Removed with the first process.
+    directory: Arc<tempfile::TempDir>,
+    _schema: Option<Schema>,
 }
 
 /// The loop of a process. Dropped, it ends as if the process had died.
@@ -76,6 +81,8 @@ impl Drop for Loop {
 /// Commits the effect of its events as the plan says.
 pub(crate) async fn on_event(
     State(app): State<App>,
+    OriginalUri(target): OriginalUri,
+    headers: HeaderMap,
     event: Delivery,
 ) -> Result<StatusCode, CommitError> {
     let ids: Vec<String> = event.keys().map(|key| key.id().to_owned()).collect();
@@ -83,10 +90,12 @@ pub(crate) async fn on_event(
         let mut plan = app.plan.lock().unwrap();
         if plan.is_empty() { 200 } else { plan.remove(0) }
     };
+    *app.seen.lock().unwrap() = (target.to_string(), headers);
     app.runs.lock().unwrap().push(format!("{}:{next}:{}", ids.join("+"), event.attempt()));
     match next {
         0 => panic!("on purpose"),
-        200 => {
+        200 | 1_000.. => {
+            tokio::time::sleep(Duration::from_millis(next.saturating_sub(1_000).into())).await;
             let mut transaction = event.begin(&app.pool).await?;
             for id in &ids {
                 sqlx::query("INSERT INTO effects (id) VALUES ($1)")
@@ -114,29 +123,84 @@ pub(crate) const SHORT: Duration = Duration::from_millis(300);
 
 impl World {
     pub(crate) async fn new(place: Place) -> Self {
-        let directory = tempfile::tempdir().unwrap();
+        Self::with(place, |inbox| inbox).await
+    }
+
+    pub(crate) async fn with(place: Place, set: impl FnOnce(Inbox) -> Inbox) -> Self {
+        let directory = Arc::new(tempfile::tempdir().unwrap());
         let schema = Schema::fresh();
-        let pool = PgPoolOptions::new().max_connections(8).connect(&schema.url()).await.unwrap();
-        sqlx::raw_sql(
-            "CREATE TABLE effects (n bigint GENERATED ALWAYS AS IDENTITY, id text NOT NULL)",
-        )
-        .execute(&pool)
-        .await
-        .unwrap();
+        let app = App {
+            pool: PgPoolOptions::new().connect_lazy(&schema.url()).unwrap(),
+            plan: Arc::default(),
+            runs: Arc::default(),
+            seen: Arc::default(),
+        };
+        let world = Self::make(place, schema.url(), directory, app, set).await;
+        let effects =
+            "CREATE TABLE effects (n bigint GENERATED ALWAYS AS IDENTITY, id text NOT NULL)";
+        sqlx::raw_sql(effects).execute(&world.app.pool).await.unwrap();
+        world.store.migrate().await.unwrap();
+        world.inbox.migrate().await.unwrap();
+        Self { _schema: Some(schema), ..world }
+    }
+
+    async fn make(
+        place: Place,
+        url: String,
+        directory: Arc<tempfile::TempDir>,
+        app: App,
+        set: impl FnOnce(Inbox) -> Inbox,
+    ) -> Self {
+        let pool = PgPoolOptions::new().max_connections(8).connect(&url).await.unwrap();
         let store = PostgresAdapter::new(pool.clone());
-        store.migrate().await.unwrap();
         let inbox = match place {
             Place::Postgres => Inbox::postgres(pool.clone(), "shop"),
             Place::Sqlite => Inbox::sqlite(directory.path().join("inbox.db"), "shop"),
         };
-        let inbox = inbox.delays([SHORT; 3]).turn(Duration::from_secs(2));
-        inbox.migrate().await.unwrap();
-        let app = App { pool, plan: Arc::default(), runs: Arc::default() };
-        Self { inbox, app, store, schema, directory }
+        let inbox = set(inbox.delays([SHORT; 3]).turn(Duration::from_secs(2)));
+        let app = App { pool, ..app };
+        Self { place, inbox, app, store, url, directory, _schema: None }
     }
 
-    pub(crate) fn dedup(&self, keys: KeyExtractor) -> DedupLayer<Transactional> {
-        DedupLayer::transactional(keys, self.store.clone())
+    /// Returns another process of the service, with connections and an inbox of its own.
+    pub(crate) fn process<F>(&self, set: F) -> impl Future<Output = Self> + use<F>
+    where
+        F: FnOnce(Inbox) -> Inbox,
+    {
+        let (url, directory) = (self.url.clone(), Arc::clone(&self.directory));
+        Self::make(self.place, url, directory, self.app.clone(), set)
+    }
+
+    /// Executes a statement in the database of the table: this one on Postgres, or that one on SQLite.
+    pub(crate) async fn sql(&self, postgres: &str, sqlite: &str) {
+        match self.place {
+            Place::Postgres => {
+                let sql = sqlx::raw_sql(AssertSqlSafe(postgres.to_owned()));
+                sql.execute(&self.app.pool).await.unwrap();
+            }
+            Place::Sqlite => {
+                let sql = sqlx::raw_sql(AssertSqlSafe(sqlite.to_owned()));
+                sql.execute(&mut self.sqlite().await).await.unwrap();
+            }
+        }
+    }
+
+    pub(crate) async fn sqlite(&self) -> SqliteConnection {
+        let file = self.directory.path().join("inbox.db");
+        SqliteConnection::connect(&format!("sqlite://{}", file.display())).await.unwrap()
+    }
+
+    /// Makes all rows older.
+    pub(crate) async fn age(&self, days: u32) {
+        let postgres =
+            format!("UPDATE webhook_inbox SET received = received - interval '{days} days'");
+        let sqlite = format!("UPDATE webhook_inbox SET received = received - {days} * 86400000");
+        self.sql(&postgres, &sqlite).await;
+    }
+
+    pub(crate) fn dedup(&self, keys: KeyExtractor) -> DedupLayer<Transactional, Body> {
+        let dedup = DedupLayer::transactional(keys, self.store.clone());
+        dedup.lease(Duration::from_secs(3)).inner_body::<Body>()
     }
 
     /// Returns the application with one route, `/hook`.
@@ -144,8 +208,12 @@ impl World {
         self.router_of(self.dedup(one()))
     }
 
-    pub(crate) fn router_of(&self, dedup: DedupLayer<Transactional>) -> Router {
-        let route = axum::routing::post(on_event).layer(self.inbox.around(dedup));
+    pub(crate) fn router_of(&self, dedup: DedupLayer<Transactional, Body>) -> Router {
+        self.router_around(self.inbox.around(dedup))
+    }
+
+    pub(crate) fn router_around(&self, around: Around<Transactional, Body>) -> Router {
+        let route = axum::routing::post(on_event).layer(around);
         Router::new().route("/hook", route).with_state(self.app.clone())
     }
 
@@ -176,11 +244,6 @@ impl World {
         self.inbox.list(&Selection::default(), 0, 1_000).await.unwrap()
     }
 
-    /// Returns why the rows are parked, in their order.
-    pub(crate) async fn parked(&self) -> Vec<Option<Parked>> {
-        self.rows().await.iter().map(|row| row.parked).collect()
-    }
-
     /// Waits until the effects are these and the table is empty, for 20 s at most.
     #[track_caller]
     pub(crate) fn until_done(&self, effects: &[&str]) -> impl Future<Output = ()> {
@@ -198,15 +261,35 @@ impl World {
     }
 
     /// Waits until every row is parked, and returns why.
-    pub(crate) async fn until_parked(&self) -> Vec<Parked> {
-        for _ in 0..1_000 {
-            let rows = self.parked().await;
-            if !rows.is_empty() && rows.iter().all(Option::is_some) {
-                return rows.into_iter().flatten().collect();
+    #[track_caller]
+    pub(crate) fn until_parked(&self) -> impl Future<Output = Vec<Parked>> {
+        let rows =
+            self.until(|rows| !rows.is_empty() && rows.iter().all(|row| row.parked.is_some()));
+        async { rows.await.into_iter().filter_map(|row| row.parked).collect() }
+    }
+
+    /// Waits until the rows are so, for 20 s at most, and returns them.
+    #[track_caller]
+    pub(crate) fn until(
+        &self,
+        is_met: impl Fn(&[ShownRow]) -> bool,
+    ) -> impl Future<Output = Vec<ShownRow>> {
+        let caller = std::panic::Location::caller();
+        async move {
+            for _ in 0..1_000 {
+                let rows = self.rows().await;
+                if is_met(&rows) {
+                    return rows;
+                }
+                tokio::time::sleep(Duration::from_millis(20)).await;
             }
-            tokio::time::sleep(Duration::from_millis(20)).await;
+            panic!("at {caller}: runs {:?}, rows {:#?}", self.runs(), self.rows().await);
         }
-        panic!("runs {:?}, rows {:#?}", self.runs(), self.rows().await);
+    }
+
+    /// Waits until so many runs have begun.
+    pub(crate) async fn until_runs(&self, runs: usize) {
+        self.until(|_| self.runs().len() >= runs).await;
     }
 }
 

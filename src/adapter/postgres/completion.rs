@@ -79,19 +79,19 @@ impl CompletionDatabase for Postgres {
 impl Sealed for PgConnection {}
 
 impl CompletionConnection for PgConnection {
-    async fn completes(
+    async fn complete_marked(
         &mut self,
         completion: &Completion,
         is_last: bool,
-    ) -> Result<bool, sqlx::Error> {
+    ) -> Result<(), sqlx::Error> {
         if is_last
             && let Some(lean) = lean(completion)
             && lean.fetch_optional(&mut *self).await?.is_some()
         {
-            return Ok(true);
+            return Ok(());
         }
         // A refusal is an error with the reason.
-        self.complete_in(completion).await.map(|()| true)
+        self.complete_in(completion).await
     }
 
     async fn is_completed(&mut self, completion: &Completion) -> Result<bool, sqlx::Error> {

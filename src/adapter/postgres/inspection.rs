@@ -14,9 +14,10 @@ use super::super::maintenance::{
 };
 use super::super::sql::{Columns as _, SqlAdapter as _, TRIES, listing, ready, stats};
 use super::adapter::PostgresAdapter;
-use super::connections::{Fetched, Work};
+use super::connections::Fetched;
 use super::errors::{is_locked, store_error};
 use super::params::{BoundQuery, Uuid, key_hash, read_row};
+use super::senders::Work;
 use super::statements::Wait;
 use crate::error::{StoreError, StoreErrorKind};
 use crate::key::DedupKey;

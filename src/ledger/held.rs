@@ -31,8 +31,8 @@ pub(super) struct HeldState {
     pub(super) demands_commit: bool,
     /// A completion was refused: another delivery may have completed the events.
     pub(super) is_refused: bool,
-    /// A statement has completed the events in a transaction of the handler's, which may have been rolled back since.
-    pub(super) has_completed: bool,
+    /// A statement may have completed the events in a transaction of the handler's, which may have been rolled back since.
+    pub(super) may_have_completed: bool,
     /// A statement was made that stores the response of the handler.
     is_response_stored: bool,
     /// The handler has ended. From now on only the completion reports a lost lease, because a renewal after the
@@ -43,11 +43,11 @@ pub(super) struct HeldState {
 /// What a handler has said and done about the transaction of its events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) enum Effect {
-    /// Nothing.
+    /// It has said nothing.
     #[default]
     Unsaid,
     /// It has nothing to write.
-    Nothing,
+    NothingToWrite,
     /// It has begun a transaction, or has taken a statement for one.
     Begun,
     /// A [`DedupTx`](super::completion::DedupTx) has committed the events.
