@@ -30,7 +30,8 @@ async fn until_shown(receiver: &Server, expected: &[(&str, &str)]) {
         shown = rows(&page, "Inbox").into_iter().map(|row| row[1..3].join(" ")).collect();
         let mut expected: Vec<_> =
             expected.iter().map(|(state, count)| format!("{state} {count}")).collect();
-        (shown.sort(), expected.sort());
+        shown.sort();
+        expected.sort();
         if shown == expected {
             return;
         }
