@@ -32,12 +32,12 @@ async fn main() -> Result<(), BoxError> {
         .with_state(adapter::connect(&store).await?)
         .layer(from_fn_with_state(Sha256::digest(format!("Bearer {token}")), authenticate));
     let listener = tokio::net::TcpListener::bind(&listen).await?;
-    println!("listening on http://{}/keys", listener.local_addr()?);
     #[cfg(unix)] // SIGTERM ends a container.
     let mut terminate = signal::unix::signal(signal::unix::SignalKind::terminate())?;
     #[cfg(windows)]
     let mut terminate = signal::windows::ctrl_close()?;
     let stop = async move { tokio::select!(_ = ctrl_c() => {}, _ = terminate.recv() => {}) };
+    println!("listening on http://{}/keys", listener.local_addr()?);
     axum::serve(listener, app).with_graceful_shutdown(stop).await?;
     Ok(())
 }

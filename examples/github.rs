@@ -36,12 +36,12 @@ async fn main() -> Result<(), BoxError> {
     let app = Router::new().route("/webhooks/github", post(on_event).layer((verify, dedup)));
     let app = app.with_state(pool);
     let listener = tokio::net::TcpListener::bind(&listen).await?;
-    println!("listening on http://{}/webhooks/github", listener.local_addr()?);
     #[cfg(unix)] // SIGTERM ends a container.
     let mut terminate = signal::unix::signal(signal::unix::SignalKind::terminate())?;
     #[cfg(windows)]
     let mut terminate = signal::windows::ctrl_close()?;
     let stop = async move { tokio::select!(_ = ctrl_c() => {}, _ = terminate.recv() => {}) };
+    println!("listening on http://{}/webhooks/github", listener.local_addr()?);
     axum::serve(listener, app).with_graceful_shutdown(stop).await?;
     // GitHub sends no event again by itself, so let the running handlers end.
     tokio::time::timeout(Duration::from_secs(25), handle.drain()).await?;

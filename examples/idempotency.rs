@@ -62,12 +62,12 @@ async fn main() -> Result<(), BoxError> {
     let app = Router::new().route("/payments", create).with_state(pool);
 
     let listener = tokio::net::TcpListener::bind(listen).await?;
-    println!("listening on http://{}/payments", listener.local_addr()?);
     #[cfg(unix)] // SIGTERM ends a container.
     let mut terminate = signal::unix::signal(signal::unix::SignalKind::terminate())?;
     #[cfg(windows)]
     let mut terminate = signal::windows::ctrl_close()?;
     let stop = async move { tokio::select!(_ = ctrl_c() => {}, _ = terminate.recv() => {}) };
+    println!("listening on http://{}/payments", listener.local_addr()?);
     axum::serve(listener, app).with_graceful_shutdown(stop).await?;
     // Handlers whose client has hung up.
     tokio::time::timeout(Duration::from_secs(25), handle.drain()).await?;

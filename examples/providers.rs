@@ -32,12 +32,12 @@ async fn main() -> Result<(), BoxError> {
         .route("/webhooks/stripe", on_stripe)
         .route("/webhooks/twilio", on_twilio);
     let listener = tokio::net::TcpListener::bind(&listen).await?;
-    println!("listening on http://{}/webhooks", listener.local_addr()?);
     #[cfg(unix)] // SIGTERM ends a container.
     let mut terminate = signal::unix::signal(signal::unix::SignalKind::terminate())?;
     #[cfg(windows)]
     let mut terminate = signal::windows::ctrl_close()?;
     let stop = async move { tokio::select!(_ = ctrl_c() => {}, _ = terminate.recv() => {}) };
+    println!("listening on http://{}/webhooks", listener.local_addr()?);
     axum::serve(listener, app).with_graceful_shutdown(stop).await?;
     // Handlers whose client has hung up.
     for handle in [of_github, of_stripe, of_twilio] {

@@ -51,12 +51,12 @@ async fn main() -> Result<(), BoxError> {
     let route = route.layer((verify, dedup));
     let app = Router::new().route("/webhooks/stripe", route);
     let listener = tokio::net::TcpListener::bind(&listen).await?;
-    println!("listening on http://{}/webhooks/stripe", listener.local_addr()?);
     #[cfg(unix)] // SIGTERM ends a container.
     let mut terminate = signal::unix::signal(signal::unix::SignalKind::terminate())?;
     #[cfg(windows)]
     let mut terminate = signal::windows::ctrl_close()?;
     let stop = async move { tokio::select!(_ = ctrl_c() => {}, _ = terminate.recv() => {}) };
+    println!("listening on http://{}/webhooks/stripe", listener.local_addr()?);
     axum::serve(listener, app).with_graceful_shutdown(stop).await?;
     // Deliveries whose client has hung up. What is killed here is rolled back, and Stripe sends it again.
     tokio::time::timeout(Duration::from_secs(30), handle.drain()).await?;

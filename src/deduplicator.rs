@@ -1,5 +1,6 @@
 //! [`Deduplicator`]: the ledgers without HTTP, for queue consumers and schedulers.
 
+use std::convert::Infallible;
 use std::fmt;
 use std::future::Future;
 use std::marker::PhantomData;
@@ -7,21 +8,19 @@ use std::panic::resume_unwind;
 use std::sync::Arc;
 use std::time::Duration;
 
-use sha2::{Digest, Sha256};
 use tracing::Instrument;
 
-use crate::adapter::Payloads;
 use crate::adapter::contract::{DedupAdapter, Fetch, Seen, TransactionAdapter};
 use crate::delivery::Delivery;
 use crate::error::{ConfigError, StoreError, StoreErrorKind};
-use crate::key::Event;
+use crate::key::{Event, Keys, sha256};
 use crate::layer::OnUnavailable;
 use crate::ledger::{
     AnyLedger, Begin, Calls, FailOpen, HandlerSuccess, Lease, Ledger, OnArrival, Settled,
     TRANSACTIONAL_LEASE, Times, Transactional,
 };
-use crate::observe::{Meters, MetersByNamespace, Outcome, RunReport};
-use crate::run::{Called, Waiters, call};
+use crate::observe::{MetersByNamespace, Outcome, RunReport};
+use crate::run::{Called, NotBegun, Waiters, call};
 
 /// Runs a handler for an event, unless the event is a duplicate or in flight.
 ///
@@ -88,7 +87,7 @@ use crate::run::{Called, Waiters, call};
 /// ```
 #[must_use = "a deduplicator does nothing until `run` is called"]
 pub struct Deduplicator<L = Lease> {
-    ledger: AnyLedger,
+    ledger: Arc<AnyLedger>,
     meters: Arc<MetersByNamespace>,
     waiters: Arc<Waiters>,
     settings: Settings,
@@ -236,23 +235,23 @@ impl<L: Ledger> Deduplicator<L> {
     where
         F: Future<Output = Result<T, E>>,
     {
-        let event = event.into();
-        let meters = self.meters.get(event.key().namespace());
-        let report = RunReport::start(meters, &event);
+        let digest = |event: &Event| Ok::<_, Infallible>(event.payload().map(|it| sha256(it)));
+        let Ok(keys) = Keys::from(event.into()).with_digests(digest);
+        let meters = self.meters.get(keys.first().namespace());
+        let report = RunReport::start(meters, keys);
         let span = report.fields.span.clone();
-        self.run_reported(event, handler, report).instrument(span).await
+        self.run_reported(handler, report).instrument(span).await
     }
 
     async fn run_reported<T, E, F>(
         &self,
-        event: Event,
         handler: impl FnOnce(Delivery) -> F,
         mut report: RunReport,
     ) -> Result<RunOutcome<T>, RunError<E>>
     where
         F: Future<Output = Result<T, E>>,
     {
-        let (claim, delivery) = match self.claim(&event, &report).await {
+        let (claim, delivery) = match self.claim(&report).await {
             Ok(Begin::First { claim, delivery, .. }) => (claim, delivery),
             Ok(Begin::Duplicate(seen)) => {
                 report.fields.age = Some(seen.age);
@@ -282,7 +281,7 @@ impl<L: Ledger> Deduplicator<L> {
             Some(claim) => claim.settle(is_success.then(HandlerSuccess::default)).await,
             None => Settled::Done,
         };
-        self.waiters.wake(event.identities());
+        self.waiters.wake(report.keys.events().iter().flat_map(Event::identities));
         if let (Called::Returned(_), Settled::CompletedElsewhere(seen)) = (&called, &settled) {
             report.fields.age = Some(seen.age);
             report.end(Outcome::Duplicate, None);
@@ -297,7 +296,10 @@ impl<L: Ledger> Deduplicator<L> {
             (Called::TimedOut, _) => Outcome::HandlerTimeout,
             (Called::Panicked(_), _) => Outcome::Panicked,
         };
-        let error = if let Settled::Unconfirmed(error) = &settled { Some(error) } else { None };
+        let error = match &settled {
+            Settled::Unconfirmed(error) | Settled::NotReleased(error) => Some(error),
+            _ => None,
+        };
         report.end(outcome, error);
         // Not in an unwind: a panic of a subscriber would abort the process.
         drop(report);
@@ -305,7 +307,9 @@ impl<L: Ledger> Deduplicator<L> {
             Called::Returned(Ok(value)) => match settled {
                 Settled::Uncommitted => Err(RunError::Uncommitted),
                 Settled::Unconfirmed(error) => Err(RunError::Store(error)),
-                Settled::Done | Settled::CompletedElsewhere(_) => Ok(RunOutcome::First(value)),
+                Settled::Done | Settled::CompletedElsewhere(_) | Settled::NotReleased(_) => {
+                    Ok(RunOutcome::First(value))
+                }
             },
             Called::Returned(Err(error)) => Err(RunError::Handler(error)),
             Called::TimedOut => Err(RunError::TimedOut),
@@ -314,33 +318,30 @@ impl<L: Ledger> Deduplicator<L> {
     }
 
     /// Claims the event. While it is in flight, claims it again until the wait is over.
-    async fn claim(&self, event: &Event, report: &RunReport) -> Result<Begin, StoreError> {
-        let (calls, wait) = (self.calls(event, &report.meters)?, self.settings.wait);
+    async fn claim(&self, report: &RunReport) -> Result<Begin, StoreError> {
+        let (calls, wait) = (self.calls(report)?, self.settings.wait);
         let begun = self.ledger.begin(&report.keys, calls.clone()).await?;
         if !matches!(begun, Begin::InFlight) || wait.is_zero() {
             return Ok(begun);
         }
         let Some(waiter) = self.waiters.wait_for(&report.keys) else { return Ok(begun) };
         let _waiting = report.meters.waiting();
-        let Ok(begun) = waiter.claim(&self.ledger, &calls, wait, &mut ()).await;
-        begun
+        let begun = waiter.claim(&self.ledger, &calls, wait, &mut ()).await;
+        begun.map_err(|NotBegun::Failed(error)| error)
     }
 
-    fn calls(&self, event: &Event, meters: &Arc<Meters>) -> Result<Calls, StoreError> {
+    fn calls(&self, report: &RunReport) -> Result<Calls, StoreError> {
         self.check().map_err(|error| {
             StoreError::new(StoreErrorKind::Config, "running an event").with_source(error)
         })?;
-        let payloads: Option<Payloads> = event
-            .payload()
-            .map(|bytes| [(event.key().clone(), Sha256::digest(bytes).into())].into());
-        if payloads.is_some() && !self.ledger.stores_data() {
+        let is_compared = report.keys.events()[0].payload_sha256().is_some();
+        if is_compared && !self.ledger.stores_data() {
             return Err(StoreError::new(StoreErrorKind::Unsupported, "comparing a payload"));
         }
         let Settings { times, fail_open, .. } = self.settings;
-        let mut calls = self.ledger.calls(&times, Duration::ZERO, meters);
-        calls.terms.fetch = if payloads.is_some() { Fetch::Digest } else { Fetch::Nothing };
-        calls.terms.payloads = payloads;
-        calls.terms.duplicate_note = fail_open.then(Default::default);
+        let mut calls = self.ledger.calls(&times, Duration::ZERO, &report.meters);
+        calls.terms.fetch = if is_compared { Fetch::Digest } else { Fetch::Nothing };
+        calls.fails_open = fail_open;
         Ok(calls)
     }
 }
@@ -356,7 +357,7 @@ impl<L: FailOpen> Deduplicator<L> {
 
 impl<L> Clone for Deduplicator<L> {
     fn clone(&self) -> Self {
-        let (ledger, meters) = (self.ledger.clone(), Arc::clone(&self.meters));
+        let (ledger, meters) = (Arc::clone(&self.ledger), Arc::clone(&self.meters));
         let (waiters, settings) = (Arc::clone(&self.waiters), self.settings);
         Self { ledger, meters, waiters, settings, types: PhantomData }
     }

@@ -63,7 +63,8 @@ impl<T> Inner<T> {
     /// attempt of any event; `takeover` is `true` if any event is a takeover.
     pub(crate) fn new(
         events: List<Event>,
-        (attempt, takeover): (u32, bool),
+        attempt: u32,
+        takeover: bool,
         is_unprotected: bool,
         unenforced: Option<Unenforced>,
         of_ledger: T,
@@ -174,22 +175,24 @@ impl Verdict {
 pub(crate) struct Unenforced {
     verdict: Verdict,
     /// The delivery of the claim, which may have fewer events.
-    claim: Option<Delivery>,
+    claimed: Option<Delivery>,
 }
 
 impl Delivery {
     /// Makes the delivery of all events of a request that the handler runs under every verdict.
-    /// `claim` is the delivery of the claim, if there is one.
+    /// `claimed` is the delivery of the claim, if there is one.
     pub(crate) fn unenforced(
         events: List<Event>,
         verdict: Verdict,
-        claim: Option<&Self>,
+        claimed: Option<&Self>,
         of_ledger: impl OfLedger,
     ) -> Self {
-        let run = claim.map_or((1, false), |claim| (claim.attempt(), claim.is_takeover()));
-        let is_unprotected = claim.is_none_or(Self::is_unprotected);
-        let unenforced = Unenforced { verdict, claim: claim.cloned() };
-        Self(Arc::new(Inner::new(events, run, is_unprotected, Some(unenforced), of_ledger)))
+        let attempt = claimed.map_or(1, Self::attempt);
+        let takeover = claimed.is_some_and(Self::is_takeover);
+        let is_unprotected = claimed.is_none_or(Self::is_unprotected);
+        let unenforced = Unenforced { verdict, claimed: claimed.cloned() };
+        let unenforced = Some(unenforced);
+        Self(Arc::new(Inner::new(events, attempt, takeover, is_unprotected, unenforced, of_ledger)))
     }
 
     /// Returns what the ledger holds with the delivery.
@@ -267,7 +270,9 @@ impl Delivery {
     /// its claim.
     pub(crate) fn holds(&self, key: &DedupKey) -> bool {
         match &self.0.unenforced {
-            Some(unenforced) => unenforced.claim.as_ref().is_some_and(|claim| claim.runs(key)),
+            Some(unenforced) => {
+                unenforced.claimed.as_ref().is_some_and(|claimed| claimed.runs(key))
+            }
             None => self.runs(key),
         }
     }
@@ -335,8 +340,8 @@ impl Delivery {
     /// Each later effect of this handler may happen twice. A call costs one atomic read.
     #[must_use]
     pub fn lease_lost(&self) -> bool {
-        let claim = self.0.unenforced.as_ref().and_then(|unenforced| unenforced.claim.as_ref());
-        claim.unwrap_or(self).0.lost.load(Ordering::Relaxed)
+        let claimed = self.0.unenforced.as_ref().and_then(|unenforced| unenforced.claimed.as_ref());
+        claimed.unwrap_or(self).0.lost.load(Ordering::Relaxed)
     }
 
     /// Returns an idempotency key for one outbound call of this event's handler. The key is the
@@ -408,7 +413,7 @@ mod tests {
     }
 
     fn run(events: List<Event>) -> Delivery {
-        Delivery(Arc::new(Inner::new(events, (1, false), false, None, ())))
+        Delivery(Arc::new(Inner::new(events, 1, false, false, None, ())))
     }
 
     #[test]

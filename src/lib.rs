@@ -35,7 +35,7 @@ pub mod guide {
 
     pages! {
         how_it_works keys providers verification transactions responses
-        idempotency recipes testing production incidents
+        idempotency inbox recipes testing production incidents
     }
 }
 mod idempotency;

@@ -33,6 +33,8 @@
 //! |---|---|---|
 #![doc = records::record_rows!()]
 //!
+//! An inbox has [records and metrics of its own](https://docs.rs/tower-dedup-inbox), with the target `tower_dedup_inbox`.
+//!
 //! Filter the whole subscriber, not each of its layers. With a filter for each layer
 //! (`Layer::with_filter`), a record can be lost after sqlx has asked whether its own record is wanted, for
 //! example when the Postgres server stops. The cause is
@@ -140,7 +142,7 @@ pub(crate) use delivery::{Report, RunReport, ShadowFields};
 #[cfg(feature = "metrics")]
 pub use describe::{describe_metrics, metrics_buckets};
 pub(crate) use endings::{DedupAnswer, Outcome};
-pub(crate) use meters::{Meters, MetersByNamespace};
+pub(crate) use meters::{Counted, Meters, MetersByNamespace};
 pub(crate) use store::StoreSpan;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub(crate) use store::{set_last_purge, table};

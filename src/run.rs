@@ -29,7 +29,7 @@ use tokio::time::timeout;
 
 mod waiters;
 
-pub(crate) use waiters::{Admission, Waiters};
+pub(crate) use waiters::{Admission, NotBegun, Waiters};
 
 /// How the call of the handler ended.
 pub(crate) enum Called<R, E> {

@@ -37,18 +37,18 @@ const LEVELS: &[(&str, &str)] = &[
     ),
     (
         "adapter",
-        "stored < terms replies < contract < maintenance \
+        "stored < terms replies < completion < contract < maintenance \
          < around transaction < sql < memory sqlite postgres redis < connect",
     ),
     (
         "ledger",
-        "call pending times < held contract < completion renewal retry resolve < shared < arrival \
-         < claims < lease < any",
+        "call times < contract held < background completion renewal < arrival < hold < resolve \
+         < claim < begin",
     ),
     ("verify", "error < public_url < received < key < adyen data twilio < verifier < layer sign"),
     (
         "layer",
-        "mode < policy body gate paths < config < answer handle < builder stored < request < delivery \
+        "end mode < policy body gate paths < config < answer handle < builder stored < request settings < delivery \
          < shadow < admit < service",
     ),
 ];
@@ -179,7 +179,7 @@ struct Source {
     tokens: Vec<Token>,
     /// The items under `#[cfg(test)]`.
     tests: Vec<Vec<Token>>,
-    /// `["ledger", "lease"]` for `ledger/lease.rs`, `["ledger"]` for `ledger/mod.rs`.
+    /// `["ledger", "held"]` for `ledger/held.rs`, `["ledger"]` for `ledger/mod.rs`.
     module: Vec<String>,
 }
 

@@ -93,6 +93,10 @@ goals! {
         "events a second whose handler writes one row in a transaction that completes them, over `INSERT … ON CONFLICT DO NOTHING` in the same transaction by hand";
     pg_transactional_server: AtMost(1.35),
         "CPU of the server for such an event, over the same by hand";
+    inbox_64: AtLeast(0.6),
+        "events a second through an inbox around the layer, over the layer without it: transactional on Postgres, one row written by the handler, bodies of 1 kB";
+    inbox_50k_64: NoGoal,
+        "the same with bodies of 50 kB that do not compress";
     redis_claim_64: AtLeast(0.55),
         "claims a second on Redis, over the raw client's `SET NX PX`";
     redis_event_64: AtLeast(0.45),

@@ -5,8 +5,12 @@ use std::time::Duration;
 
 use tower_dedup::internals::in_one_line;
 use tower_dedup::{BoxError, StoreError, StoreErrorKind, sqlx};
+use tower_dedup_inbox::InboxError;
 
 pub(crate) const NO_TABLE: &str = "the store has no table: run `tower-dedup migrate`";
+
+pub(crate) const NO_INBOX: &str =
+    "the database has no table of an inbox by this name: the service makes it by `Inbox::migrate`";
 
 /// A usage error: an option, an argument, a file.
 pub(crate) const USAGE: u8 = 2;
@@ -32,7 +36,7 @@ impl Failure {
 
     pub(crate) fn own_store() -> Self {
         Self::usage(
-            "this program has a store of its own: `doctor` and `migrate` know only those of tower-dedup",
+            "this program has a store of its own: `doctor`, `inbox` and `migrate` know only those of tower-dedup",
         )
     }
 }
@@ -65,6 +69,17 @@ impl From<sqlx::Error> for Failure {
         let is_refusal = code.is_some_and(|code| !code.starts_with("57P"));
         // sqlx's own texts for these contain no parameter of the connection.
         Self::new(if is_refusal { REFUSED } else { UNAVAILABLE }, error)
+    }
+}
+
+impl From<InboxError> for Failure {
+    fn from(error: InboxError) -> Self {
+        let InboxError::Table(error) = error else { return Self::usage(error) };
+        match error.downcast::<sqlx::Error>() {
+            Ok(error) if is_without_table(&error) => Self::new(REFUSED, NO_INBOX),
+            Ok(error) => Self::from(*error),
+            Err(error) => Self::new(REFUSED, error),
+        }
     }
 }
 

@@ -8,28 +8,24 @@
 use std::borrow::Cow;
 use std::cmp::Reverse;
 use std::collections::HashSet;
-use std::io::{self, BufRead, Read, StdinLock};
+use std::io;
 use std::time::{Duration, SystemTime};
 
 use futures_util::{StreamExt, stream};
-use serde_json::json;
 use tower_dedup::adapter::contract::{CallTerms, ClaimReply, Token};
 use tower_dedup::adapter::maintenance::MaintenanceAdapter;
 use tower_dedup::{DedupKey, provider};
 
 use crate::failure::Failure;
+use crate::lines::Lines;
 use crate::options::Import;
-use crate::output::{Output, tell};
+use crate::output::Output;
 use crate::store::{Access, Target};
 
 /// How many lines are read before their keys are sent.
 const PART: usize = 16_384;
 /// How many keys are on their way to the store.
 const AT_ONCE: usize = 512;
-/// The longest line, in bytes: longer than an id that any layer takes.
-const LONGEST: usize = 1_024 * 1_024;
-/// How many bad lines are reported.
-const REPORTED: u64 = 20;
 const NO_SEPARATOR: &str = "has no tab and no comma between an id and a time";
 const NO_TAB: &str = "has no tab between an id and a time";
 /// The default of the layer.
@@ -45,7 +41,6 @@ struct Counts {
     in_flight: u64,
     /// The retention has ended.
     too_old: u64,
-    bad_lines: u64,
 }
 
 /// Returns `false` if a line could not be read.
@@ -69,7 +64,8 @@ pub(crate) async fn import(
         failure.message += &format!(" ({imported} are imported: run the command again)");
         return Err(failure);
     }
-    let Counts { imported, known, in_flight, too_old, bad_lines } = input.counts;
+    let (Counts { imported, known, in_flight, too_old }, bad_lines) =
+        (input.counts, input.lines.bad);
     let counts = [
         ("imported", imported.into()),
         ("known", known.into()),
@@ -107,13 +103,11 @@ impl Counts {
 }
 
 struct Input<'a> {
-    stdin: StdinLock<'static>,
+    lines: Lines,
     namespace: &'a str,
     retention: Duration,
     /// The lines are in the text format of `COPY`.
     copy: bool,
-    output: Output,
-    line: u64,
     counts: Counts,
 }
 
@@ -123,30 +117,23 @@ impl<'a> Input<'a> {
         DedupKey::new(namespace, "id").map_err(Failure::usage)?;
         let floor = provider::find(namespace).map(|preset| preset.retention_floor());
         let retention = options.retention.unwrap_or(RETENTION.max(floor.unwrap_or_default()));
-        let (stdin, counts) = (io::stdin().lock(), Counts::default());
-        let copy = options.copy;
-        Ok(Self { stdin, namespace, retention, copy, output, line: 0, counts })
+        let (lines, counts) = (Lines::of_stdin(output), Counts::default());
+        Ok(Self { lines, namespace, retention, copy: options.copy, counts })
     }
 
     /// Reads the next lines. Returns their keys and times, the latest first: of an id with several times, the latest
     /// counts. Empty after the last line.
     fn part(&mut self) -> io::Result<Vec<(DedupKey, SystemTime)>> {
         let now = SystemTime::now();
-        let (mut part, mut line) = (Vec::new(), Vec::new());
-        while part.len() < PART && self.next_line(&mut line)? {
-            let text = str::from_utf8(&line).map(|line| line.trim_end_matches(['\n', '\r', ' ']));
-            let read = match text {
-                _ if line.len() > LONGEST => Err("is longer than 1 MiB"),
-                Ok("") => continue,
-                Ok(text) => self.read(text),
-                Err(_) => Err("is not UTF-8"),
-            };
-            match read {
+        let mut part = Vec::new();
+        while part.len() < PART {
+            let Some(line) = self.lines.next_line()? else { break };
+            match self.read(&line) {
                 Ok((key, time)) => match time.min(now) {
                     time if time + self.retention > now => part.push((key, time)),
                     _ => self.counts.too_old += 1,
                 },
-                Err(why) => self.report(why),
+                Err(why) => self.lines.report(why),
             }
         }
         part.sort_by_key(|(_, time)| Reverse(*time));
@@ -157,20 +144,7 @@ impl<'a> Input<'a> {
         Ok(part)
     }
 
-    /// Reads the next line, and of one that is too long the begin. Returns `false` after the last line.
-    fn next_line(&mut self, line: &mut Vec<u8>) -> io::Result<bool> {
-        line.clear();
-        let longest = LONGEST as u64 + 1;
-        let read = self.stdin.by_ref().take(longest).read_until(b'\n', line)?;
-        if read > LONGEST && !line.ends_with(b"\n") {
-            self.stdin.skip_until(b'\n')?;
-        }
-        self.line += u64::from(read > 0);
-        Ok(read > 0)
-    }
-
     fn read(&self, line: &str) -> Result<(DedupKey, SystemTime), &'static str> {
-        let line = if self.line == 1 { line.trim_start_matches('\u{feff}') } else { line };
         let by_tab = line.rsplit_once('\t');
         let (id, time) = by_tab
             .or_else(|| line.rsplit_once(',').filter(|_| !self.copy))
@@ -194,18 +168,6 @@ impl<'a> Input<'a> {
         let key = DedupKey::new(self.namespace, &id)
             .map_err(|_| "has an id that is empty or has a NUL")?;
         Ok((key, time))
-    }
-
-    fn report(&mut self, why: &str) {
-        self.counts.bad_lines += 1;
-        let line = self.line;
-        match self.counts.bad_lines {
-            ..=REPORTED if self.output.json => {
-                tell(&json!({ "line": line, "error": why }).to_string());
-            }
-            ..=REPORTED => tell(&format!("line {line} {why}")),
-            _ => {}
-        }
     }
 }
 
@@ -236,7 +198,7 @@ fn unescaped(column: &str) -> Result<String, &'static str> {
 
 /// Reads a time of RFC 3339. As in the output of Postgres, a space may stand for the `T`, and an offset may have no
 /// minutes. A time without an offset is none.
-fn time_of(text: &str) -> Option<SystemTime> {
+pub(crate) fn time_of(text: &str) -> Option<SystemTime> {
     const SECONDS: usize = "2026-01-31T12:00:00".len();
 
     let at = text.rfind(['Z', '+', '-']).filter(|at| *at >= SECONDS)?;

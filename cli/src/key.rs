@@ -19,7 +19,7 @@ use crate::output::{Members, write_json};
 
 /// A captured request.
 #[derive(Deserialize)]
-struct Capture {
+pub(crate) struct Capture {
     method: Option<String>,
     url: Option<String>,
     headers: Option<Members>,
@@ -66,7 +66,8 @@ pub(crate) fn run(options: &Key) -> Result<bool, Failure> {
     Ok(true)
 }
 
-fn find(name: &str) -> Result<Preset, String> {
+/// Returns the preset of this name.
+pub(crate) fn find(name: &str) -> Result<Preset, String> {
     provider::find(name).ok_or_else(|| {
         let names = |preset: &Preset| [&[preset.name()], preset.aliases()].concat().join(", ");
         let known: Vec<_> = provider::ALL.iter().map(names).collect();
@@ -89,7 +90,7 @@ fn read(preset: Preset, file: Option<&Path>) -> Result<Outcome, BoxError> {
 
 impl Capture {
     /// Returns the request as a server sees it, with the target in origin form.
-    fn into_request(self) -> Result<(request::Parts, Bytes), BoxError> {
+    pub(crate) fn into_request(self) -> Result<(request::Parts, Bytes), BoxError> {
         let url: Uri = self.url.as_deref().filter(|url| !url.is_empty()).unwrap_or("/").parse()?;
         let target = url.path_and_query().map_or("/", |target| target.as_str());
         let method = self.method.as_deref().unwrap_or("POST").parse::<Method>()?;

@@ -34,7 +34,7 @@ const PORTION: u32 = 1_000;
 const COLUMNS: [&str; 6] = ["state", "namespace", "id", "event_type", "attempts", "first_seen_at"];
 
 /// Returns a time in whole seconds. A time beyond the years of RFC 3339 becomes their last second.
-fn utc(time: SystemTime) -> String {
+pub(crate) fn utc(time: SystemTime) -> String {
     const LAST: u64 = 253_402_300_799;
     let seconds = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
     let time = SystemTime::UNIX_EPOCH + Duration::from_secs(seconds.min(LAST));

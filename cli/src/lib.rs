@@ -1,7 +1,7 @@
 //! The command `tower-dedup`: operates a store.
 //!
 //! [`run`] is the command. [`run_on`] is the command over a store of your own: write a program of these lines beside your
-//! adapter. It has every command but `doctor` and `migrate`.
+//! adapter. It has every command but `doctor`, `inbox` and `migrate`.
 //!
 //! ```no_run
 //! # use tower_dedup::adapter::MemoryAdapter as MyAdapter;
@@ -22,16 +22,19 @@
 //!
 //! # Rules
 //!
-//! 1. A command that only reads (`doctor`, `migrate --check`, `get`, `list`, `stats`)
-//!    never makes the table, never starts a purge, and needs no right but SELECT.
+//! 1. A command that only reads (`doctor`, `migrate --check`, `get`, `list`, `missed`, `stats`, `inbox list`,
+//!    `inbox show`) never makes the table, never starts a purge, and needs no right but SELECT.
 //! 2. No output contains the URL of the store or a part of its password.
 //! 3. `doctor` gathers facts apart from the judgement of the facts, so that each judgement has a test.
 
 mod doctor;
 mod failure;
 mod import;
+mod inbox;
 mod key;
 mod keys;
+mod lines;
+mod missed;
 mod options;
 mod output;
 mod store;
@@ -116,9 +119,11 @@ async fn answer(options: Options, own: Option<Connect>) -> Result<bool, Failure>
         Command::List(options) => keys::list(&target()?, &options, output).await,
         Command::Forget(options) => keys::forget(&target()?, &options, output).await,
         Command::Import(options) => import::import(&target()?, &options, output).await,
+        Command::Missed(options) => missed::missed(&target()?, &options, output).await,
         Command::Purge { keys_per_statement } => {
             table::purge(&target()?, keys_per_statement, output).await
         }
+        Command::Inbox(options) => inbox::run(&target()?, options, output).await,
         Command::Doctor => doctor::doctor(&target()?, output).await,
     }
 }

@@ -7,6 +7,8 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand};
 use tower_dedup::DedupKey;
 use tower_dedup::adapter::maintenance::KeyState;
+use tower_dedup::key::{self, KeyPart};
+use tower_dedup_inbox::Parked;
 
 use crate::failure::Failure;
 use crate::output::Output;
@@ -15,8 +17,8 @@ const AFTER_HELP: &str = "\
 Exit codes:
   0  done; the answer is yes
   1  the answer is no: the key is unknown or in flight, you did not confirm, `doctor` found an error,
-     `migrate --check` found work, `import` could not read a line
-  2  usage: an option, an argument, the URL, or a file that cannot be read
+     `migrate --check` found work, `missed` found an event, `import` could not read a line
+  2  usage: an option, an argument, the URL, a file that cannot be read, or a line of `missed`
   3  the store cannot be reached, or did not reply in time
   4  the store refused the call: the password, a privilege, a missing table, a damaged file
 
@@ -75,6 +77,18 @@ pub(crate) enum Command {
     /// Not refused under the on-arrival ledger: its keys are complete while their handlers run. Look at the
     /// service first, or two handlers may run.
     Forget(Forget),
+    /// Prints which events of a list the store does not hold as complete, in the order of the list: on each line the id, a
+    /// tab and its state. Reads stdin: an id on each line. The last line on stderr has the counts.
+    ///
+    /// `unknown`: the store has no such key, because the event never arrived, was refused before its claim, or has expired.
+    /// `released`: the handler failed. `lapsed`: its process died. `in-flight`: it runs. `unreadable`: the data of the key is
+    /// damaged.
+    ///
+    /// Let the sender deliver them again: an event that is complete meanwhile is a duplicate. A key of the on-arrival ledger is
+    /// complete although its handler has failed. Ids are taken as they are, and the parts of a composed id are joined by
+    /// `|`. A list may have any length, and an id any number of lines. Exits with 1 if any event is missing, and with 2 if
+    /// a line could not be read: the first 20 are reported with their numbers.
+    Missed(Missed),
     /// Imports ids that another program has handled, so that their events are duplicates. Reads stdin: on each line an
     /// id, a tab or a comma, and the time at which it was handled (`2026-01-31T12:00:00Z`, or with an offset).
     ///
@@ -89,6 +103,11 @@ pub(crate) enum Command {
         #[arg(long, value_name = "N", default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(1..))]
         keys_per_statement: u32,
     },
+    /// Looks into the table of an inbox (`tower-dedup-inbox`), and repairs it. --store names its database; on SQLite, that is
+    /// a file of its own.
+    ///
+    /// A statement takes 30 s at most.
+    Inbox(Inbox),
     /// Prints the keys of a captured request, and the second identities that its events have under
     /// `content_identity`, as one line of JSON. Needs no store.
     Key(Key),
@@ -166,6 +185,108 @@ pub(crate) struct Import {
 }
 
 #[derive(Args)]
+pub(crate) struct Missed {
+    /// The namespace: a preset's is its name (`github`, `stripe`).
+    pub(crate) namespace: String,
+    /// A line is JSON, and the id is at this pointer: `/guid`. Of several, the values are joined by `|`. With --json, the
+    /// output has the line, too.
+    #[arg(long, value_name = "POINTER", value_parser = pointer, conflicts_with = "preset")]
+    pub(crate) id: Vec<KeyPart>,
+    /// A line is a captured request in JSON, as `key` reads it, and has the keys of this preset. One without an event is
+    /// passed over. With --json, the output has the line, too.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) preset: Option<String>,
+    /// Prints ids without their states.
+    #[arg(long, conflicts_with = "json")]
+    pub(crate) ids_only: bool,
+}
+
+#[derive(Args)]
+pub(crate) struct Inbox {
+    /// The name of the table; `schema.name` on Postgres.
+    #[arg(long, global = true, value_name = "NAME", default_value = "webhook_inbox")]
+    pub(crate) table: String,
+    #[command(subcommand)]
+    pub(crate) command: InboxCommand,
+}
+
+#[derive(Subcommand)]
+pub(crate) enum InboxCommand {
+    /// Lists rows without their requests: those that wait, that run, and that are parked for a person. The oldest number
+    /// comes first.
+    List(InboxList),
+    /// Prints a row and its request. **The request is personal data**: mind where the output goes.
+    ///
+    /// With --json, the line is a captured request that `tower-dedup key` reads. With --hash-ids, the request is left out.
+    Show {
+        /// The number of the row.
+        seq: i64,
+        /// Writes the body to this new file, which only its owner can read, and does not print it.
+        #[arg(long, value_name = "FILE", conflicts_with = "hash_ids")]
+        body_to: Option<PathBuf>,
+    },
+    /// Makes rows due now, with all their attempts: mend the cause first. Asks before it does so.
+    ///
+    /// A row that runs is left as it is, and so is one that is parked as expired: its key may be forgotten, so that its event
+    /// could run twice. A row whose event is complete ends as a duplicate; `tower-dedup forget` lets it run again.
+    Retry(InboxChange),
+    /// Deletes rows and their requests: **their events are not delivered again**. Asks before it does so.
+    ///
+    /// It forgets no key: see `tower-dedup forget`, which spares the row. A handler that runs goes on, and is not repeated if
+    /// it fails. An event whose handler has failed can be run by a redelivery of its sender, if there is one.
+    Drop(InboxChange),
+}
+
+#[derive(Args)]
+pub(crate) struct InboxList {
+    #[command(flatten)]
+    pub(crate) rows: InboxRows,
+    /// Only rows after the row of this number: the next page.
+    #[arg(long, value_name = "SEQ", default_value_t = 0)]
+    pub(crate) after: i64,
+    /// Prints at most this many rows.
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) limit: u32,
+}
+
+#[derive(Args)]
+pub(crate) struct InboxChange {
+    /// The numbers of rows. Without one, an option must select rows.
+    pub(crate) seqs: Vec<i64>,
+    #[command(flatten)]
+    pub(crate) rows: InboxRows,
+    /// Does not ask.
+    #[arg(long)]
+    pub(crate) yes: bool,
+}
+
+/// Which rows are meant.
+#[derive(Args)]
+pub(crate) struct InboxRows {
+    /// Only rows of this service.
+    #[arg(long)]
+    pub(crate) service: Option<String>,
+    /// Only rows of this namespace: that of the layer.
+    #[arg(long)]
+    pub(crate) namespace: Option<String>,
+    /// Only rows with an event of exactly this id.
+    #[arg(long)]
+    pub(crate) id: Option<String>,
+    /// Only parked rows, or those that are parked for this reason.
+    #[arg(
+        long,
+        value_name = "REASON",
+        num_args = 0..=1,
+        require_equals = true,
+        value_parser = reason()
+    )]
+    pub(crate) parked: Option<Option<Parked>>,
+    /// Only rows that were received until then, and not again since: `2026-01-31T12:00:00Z`, or so long ago: `7d`.
+    #[arg(long, value_name = "TIME")]
+    pub(crate) received_until: Option<String>,
+}
+
+#[derive(Args)]
 pub(crate) struct Key {
     /// The preset's name, or an alias.
     pub(crate) provider: String,
@@ -178,8 +299,23 @@ fn state() -> impl TypedValueParser<Value = KeyState> {
     PossibleValuesParser::new(names).try_map(|name| name.parse())
 }
 
+fn pointer(text: &str) -> Result<KeyPart, String> {
+    let part = key::json(text);
+    let checked = part.clone().namespace("any").checked();
+    checked.map(|_| part).map_err(|error| error.to_string())
+}
+
+fn reason() -> impl TypedValueParser<Value = Parked> {
+    use Parked::{Died, Expired, Failed, Mismatch, Misrouted, Refused, Unreadable};
+
+    const ALL: [Parked; 7] = [Failed, Died, Refused, Mismatch, Misrouted, Expired, Unreadable];
+    let find = |name: String| ALL.into_iter().find(|reason| reason.as_str() == name);
+    PossibleValuesParser::new(ALL.map(Parked::as_str))
+        .try_map(move |name| find(name).ok_or("no reason"))
+}
+
 /// Reads a time as `humantime` does: `500ms`, `10s`, `2h`, `7d`.
-fn time(text: &str) -> Result<Duration, String> {
+pub(crate) fn time(text: &str) -> Result<Duration, String> {
     const LONGEST: Duration = Duration::from_secs(100 * 365 * 86_400);
 
     let time = humantime::parse_duration(text).map_err(|error| error.to_string())?;

@@ -30,6 +30,19 @@ impl Output {
         if self.json { write_json(object) } else { write(&object.lines()) }
     }
 
+    /// Tells one object on stderr, in one line.
+    pub(crate) fn tell(self, object: &Members) {
+        let line = match self.json {
+            true => json_line(object).unwrap_or_default(),
+            false => {
+                let members =
+                    object.0.iter().map(|(name, value)| format!("{name} {}", text(value)));
+                members.collect::<Vec<_>>().join(", ")
+            }
+        };
+        tell(&line);
+    }
+
     pub(crate) fn failure(self, failure: &Failure) {
         let Failure { code, message } = failure;
         let line = match self.json {
@@ -47,10 +60,20 @@ impl Output {
 
 /// Prints text on stdout. Returns `false` if its reader has gone.
 pub(crate) fn write(text: &str) -> Result<bool, Failure> {
-    match writeln!(io::stdout(), "{}", lines(text)) {
+    put(&lines(text))
+}
+
+fn put(text: &str) -> Result<bool, Failure> {
+    match writeln!(io::stdout(), "{text}") {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
         written => written.map(|()| true).map_err(Failure::usage),
     }
+}
+
+/// Prints cells as one line, with a tab between them. Returns `false` if the reader of stdout has gone.
+pub(crate) fn row(cells: &[&str]) -> Result<bool, Failure> {
+    let cells: Vec<_> = cells.iter().map(|cell| printable(cell)).collect();
+    put(&cells.join("\t"))
 }
 
 /// Prints one object as a line of JSON.

@@ -18,8 +18,9 @@ use tower_dedup::sqlx::sqlite::{
 };
 use tower_dedup::sqlx::{self, AssertSqlSafe, ConnectOptions, Connection};
 use tower_dedup::{StoreError, internals};
+use tower_dedup_inbox::Inbox;
 
-use crate::failure::{Failure, NO_TABLE, REFUSED, within};
+use crate::failure::{Failure, NO_INBOX, NO_TABLE, REFUSED, within};
 
 /// A store, before it is opened.
 pub(crate) enum Target {
@@ -152,6 +153,32 @@ impl Target {
         let done = work(&*adapter).await;
         closing.await;
         done
+    }
+
+    /// Opens the inbox whose table this database has, for operators only. Does not make the table, nor a file.
+    pub(crate) async fn inbox(&self, table: &str) -> Result<Inbox, Failure> {
+        /// Nothing that an operator calls is about one service.
+        const SERVICE: &str = "tower-dedup";
+        let inbox = match self {
+            Self::Postgres(postgres) => Inbox::postgres(postgres.pool(), SERVICE),
+            Self::Sqlite(sqlite) => Inbox::sqlite(sqlite.path(), SERVICE),
+            Self::Redis(_) => {
+                return Err(Failure::usage("an inbox is in a database of Postgres or SQLite"));
+            }
+            Self::Own(_) => return Err(Failure::own_store()),
+        };
+        let inbox = inbox.table(table).checked()?;
+        match self {
+            Self::Postgres(postgres) => {
+                let connection = postgres.connect().await?;
+                let _ = tokio::time::timeout(postgres.timeout, connection.close()).await;
+            }
+            Self::Sqlite(sqlite) if !sqlite.has_inbox(table).await? => {
+                return Err(Failure::new(REFUSED, NO_INBOX));
+            }
+            _ => {}
+        }
+        Ok(inbox)
     }
 
     pub(crate) async fn stats(&self) -> Result<Stats, Failure> {
@@ -372,6 +399,19 @@ impl Sqlite {
         let version: i64 = sqlx::query_scalar(AssertSqlSafe(version)).fetch_one(connection).await?;
         let is_current = version >= internals::SQLITE_SCHEMA_VERSION;
         Ok(if is_current { TableState::Current } else { TableState::Older })
+    }
+
+    /// Looks for the table of an inbox, which would make a file that is missing.
+    pub(crate) async fn has_inbox(&self, table: &str) -> Result<bool, Failure> {
+        let path = self.path();
+        if !path.exists() {
+            return Err(Failure::new(REFUSED, format!("there is no file {}", path.display())));
+        }
+        let mut connection = self.connect().await?;
+        let found = sqlx::query("SELECT 1 FROM sqlite_schema WHERE type = 'table' AND name = ?1");
+        let found = found.bind(table).fetch_optional(&mut connection).await?;
+        connection.close().await?;
+        Ok(found.is_some())
     }
 
     /// Takes the lock of a statement that writes to the file, and gives it back. Fails after the timeout if another

@@ -89,6 +89,7 @@ macro_rules! conformance_suite {
             [inspection]
             stats_count_each_state_and_its_oldest_key,
             list_is_unsupported_without_the_ability,
+            entries_of_many_keys_are_those_of_each,
         }
     };
     (@inspection @$to:ident $($of:tt)+) => {

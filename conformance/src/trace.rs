@@ -128,8 +128,8 @@ impl DedupAdapter for Traced {
         is_complete -> bool
     );
 
-    fn completion(&self, keys: &[DedupKey], terms: &CallTerms) -> Result<Completion, StoreError> {
-        self.adapter().completion(keys, terms)
+    fn completion(&self, keys: &[(&DedupKey, &CallTerms)]) -> Result<Completion, StoreError> {
+        self.adapter().completion(keys)
     }
 }
 
@@ -144,6 +144,10 @@ impl MaintenanceAdapter for Traced {
 
     fn get<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, Option<Entry>> {
         self.noted(|| format!("get {:?}", key.id()), self.maintained().get(key))
+    }
+
+    fn get_many<'a>(&'a self, keys: &'a [DedupKey]) -> StoreFuture<'a, Vec<Option<Entry>>> {
+        self.noted(|| format!("get {} keys", keys.len()), self.maintained().get_many(keys))
     }
 
     fn list<'a>(

@@ -260,7 +260,7 @@ where
         let clone = self.inner.clone();
         let ready = mem::replace(&mut self.inner, clone);
         let (parts, inner) = (Arc::clone(&self.parts), ready);
-        let step = Step { inner, parts, is_verified: false };
+        let step = Step { inner, parts };
         let ticket = request.extensions().get::<Ticket>().cloned();
         let is_outside = matches!(step.parts.verification, Verification::Outside);
         let is_verified = request.extensions().get::<Verified>().is_some();
@@ -274,14 +274,14 @@ where
             && ticket.was_verified_by(name)
         {
             request.extensions_mut().insert(Verified);
-            return Box::pin(Step { is_verified: true, ..step }.run(request));
+            return Box::pin(step.run(request));
         }
         #[cfg(feature = "verify")]
         if let Verification::By(verify) = &step.parts.verification {
             let verify = verify.clone();
-            return Box::pin(verify.layer(Step { is_verified: true, ..step }).call(request));
+            return Box::pin(verify.layer(step).call(request));
         }
-        Box::pin(Step { is_verified, ..step }.run(request))
+        Box::pin(step.run(request))
     }
 }
 
@@ -290,13 +290,11 @@ struct Step<S, L, B> {
     /// Ready.
     inner: Dedup<S, L, B>,
     parts: Arc<Parts<L, B>>,
-    is_verified: bool,
 }
 
 impl<S: Clone, L, B> Clone for Step<S, L, B> {
     fn clone(&self) -> Self {
-        let Self { inner, parts, is_verified } = self;
-        Self { inner: inner.clone(), parts: Arc::clone(parts), is_verified: *is_verified }
+        Self { inner: self.inner.clone(), parts: Arc::clone(&self.parts) }
     }
 }
 
@@ -365,7 +363,9 @@ where
         };
         let keys = self.keys(&head, &body);
         let namespace = settings.namespace().to_owned();
-        let may_run = self.is_verified || !settings.requires_verified();
+        // A verification that only reports lets requests through without this.
+        let is_verified = head.extensions.get::<Verified>().is_some();
+        let may_run = is_verified || !settings.requires_verified();
         if let Some(ticket) = ticket {
             let found = keys.as_ref().map(identities).unwrap_or_default();
             let inbox = Arc::as_ptr(&self.parts.core) as usize;
@@ -389,7 +389,7 @@ where
             return self.pass(Request::from_parts(head, Full::new(body))).await;
         };
         let core = &self.parts.core;
-        let verified = if self.is_verified { self.parts.verification.name() } else { None };
+        let verified = if is_verified { self.parts.verification.name() } else { None };
         let verified = verified.map(str::to_owned);
         let mut row = NewRow::new(&core.service, &namespace, &keys, &head, &body, verified);
         row.turn = (!core.settings.later).then(Token::random);

@@ -1,6 +1,6 @@
-//! Log records and metrics.
+//! Log records and metrics. `lib.rs` lists the records, and `metrics.md` the metrics.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -53,8 +53,28 @@ macro_rules! count {
         #[cfg(feature = "metrics")]
         metrics::counter!($name $(, $label => $value.to_string())*).increment($by);
         #[cfg(not(feature = "metrics"))]
-        let _ = ($(&$value,)* $by);
+        let _ = || ($by, $($value),*);
     };
+}
+
+/// Describes every metric of the inbox, with its unit, to the recorder of the [`metrics`](https://docs.rs/metrics) facade.
+/// Call it once, after the recorder is installed. The [page of the crate](crate#metrics) lists them.
+///
+/// Without it, the metrics are recorded and have no description.
+#[cfg(feature = "metrics")]
+pub fn describe_metrics() {
+    use metrics::Unit;
+
+    for row in include_str!("metrics.md").lines().skip(2) {
+        let mut cells = row.split('|').map(str::trim).skip(1);
+        let [name, kind, _labels, meaning] = std::array::from_fn(|_| cells.next().unwrap_or(""));
+        let name = name.trim_matches('`');
+        let unit = if name.ends_with("_seconds") { Unit::Seconds } else { Unit::Count };
+        match kind {
+            "counter" => metrics::describe_counter!(name, unit, meaning),
+            _ => metrics::describe_gauge!(name, unit, meaning),
+        }
+    }
 }
 
 /// A record that is written once a minute at most, for each subject.
@@ -173,31 +193,48 @@ pub(crate) fn swept(swept: &[Swept]) {
     }
 }
 
-/// Sets the gauges of the table.
-pub(crate) fn counted(counts: &[Count], fullness: f64) {
-    #[cfg(feature = "metrics")]
-    {
-        for count in counts {
-            let rows = u32::try_from(count.rows).unwrap_or(u32::MAX);
-            let [service, namespace] = [&count.service, &count.namespace].map(Clone::clone);
-            match count.parked {
-                Some(reason) => metrics::gauge!("tower_dedup_inbox_parked",
-                    "service" => service, "namespace" => namespace, "reason" => reason.as_str())
-                .set(rows),
-                None => {
-                    metrics::gauge!("tower_dedup_inbox_waiting",
-                        "service" => service.clone(), "namespace" => namespace.clone())
-                    .set(rows);
-                    metrics::gauge!("tower_dedup_inbox_oldest_waiting_seconds",
-                        "service" => service, "namespace" => namespace)
-                    .set(count.oldest.as_secs_f64());
-                }
-            }
+/// The gauges of the table. One that was set, and has no rows any more, is set to 0.
+#[derive(Default)]
+pub(crate) struct Gauges(HashSet<(String, String, Option<Parked>)>);
+
+impl Gauges {
+    pub(crate) fn set(&mut self, counts: &[Count], fullness: f64) {
+        let now: HashSet<_> =
+            counts.iter().map(|it| (it.service.clone(), it.namespace.clone(), it.parked)).collect();
+        for (service, namespace, parked) in self.0.difference(&now) {
+            gauge(service, namespace, *parked, 0, Duration::ZERO);
         }
+        for count in counts {
+            gauge(&count.service, &count.namespace, count.parked, count.rows, count.oldest);
+        }
+        self.0 = now;
+        #[cfg(feature = "metrics")]
         metrics::gauge!("tower_dedup_inbox_full_ratio").set(fullness);
+        #[cfg(not(feature = "metrics"))]
+        let _ = fullness;
     }
-    let _ = (counts, fullness);
 }
+
+#[cfg(feature = "metrics")]
+fn gauge(service: &str, namespace: &str, parked: Option<Parked>, rows: u64, oldest: Duration) {
+    let rows = u32::try_from(rows).unwrap_or(u32::MAX);
+    let [service, namespace] = [service, namespace].map(str::to_owned);
+    if let Some(reason) = parked {
+        metrics::gauge!("tower_dedup_inbox_parked",
+            "service" => service, "namespace" => namespace, "reason" => reason.as_str())
+        .set(rows);
+        return;
+    }
+    metrics::gauge!("tower_dedup_inbox_waiting",
+        "service" => service.clone(), "namespace" => namespace.clone())
+    .set(rows);
+    metrics::gauge!("tower_dedup_inbox_oldest_waiting_seconds",
+        "service" => service, "namespace" => namespace)
+    .set(oldest.as_secs_f64());
+}
+
+#[cfg(not(feature = "metrics"))]
+fn gauge(_: &str, _: &str, _: Option<Parked>, _: u64, _: Duration) {}
 
 pub(crate) fn table_failed(what: &'static str, error: &TableError) {
     static SELDOM: Seldom = Seldom::new();
@@ -232,4 +269,84 @@ pub(crate) fn no_loop(service: &str) {
 /// Locks what no panic leaves half-written.
 pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(all(test, feature = "metrics"))]
+mod tests {
+    use metrics_util::debugging::{DebugValue, DebuggingRecorder};
+
+    use super::*;
+
+    fn count(parked: Option<Parked>) -> Count {
+        Count {
+            service: "shop".to_owned(),
+            namespace: "acme".to_owned(),
+            parked,
+            rows: 2,
+            oldest: Duration::from_secs(90),
+            bytes: 0,
+        }
+    }
+
+    /// An alert on a gauge would not end.
+    #[test]
+    fn gauge_of_rows_that_are_gone_is_0() {
+        let failed = || count(Some(Parked::Failed));
+        for (next, expected) in [
+            (vec![count(None), failed()], [0.5, 90.0, 2.0, 2.0]),
+            (vec![failed()], [0.5, 0.0, 2.0, 0.0]),
+            (vec![], [0.5, 0.0, 0.0, 0.0]),
+        ] {
+            let recorder = DebuggingRecorder::new();
+            metrics::with_local_recorder(&recorder, || {
+                let mut gauges = Gauges::default();
+                gauges.set(&[count(None), failed()], 0.25);
+                gauges.set(&next, 0.5);
+            });
+            // A snapshot sets them to 0.
+            let all = recorder.snapshotter().snapshot().into_vec().into_iter();
+            let mut all: Vec<_> = all
+                .map(|(key, _, _, value)| match value {
+                    DebugValue::Gauge(value) => (key.key().name().to_owned(), *value),
+                    other => panic!("{other:?}"),
+                })
+                .collect();
+            all.sort_by(|one, other| one.partial_cmp(other).unwrap());
+            let values: Vec<_> = all.into_iter().map(|(_, value)| value).collect();
+            assert_eq!(values, expected);
+        }
+    }
+
+    #[test]
+    fn every_metric_is_described_with_its_labels() {
+        let recorder = DebuggingRecorder::new();
+        metrics::with_local_recorder(&recorder, || {
+            describe_metrics();
+            stored("acme", true);
+            not_stored("acme", &NotStored::Full);
+            ended("acme", 1, Fate::Park(Parked::Failed), "500", true);
+            lapsed("acme", None);
+            misrouted("acme", 1, "404");
+            table_failed("", &TableError { is_of_a_row: false, error: "x".into() });
+            Gauges::default().set(&[count(None), count(Some(Parked::Failed))], 0.5);
+        });
+        let snapshot = recorder.snapshotter().snapshot().into_vec();
+        let rows = include_str!("metrics.md").lines().skip(2);
+        let listed: HashSet<_> = rows
+            .map(|row| {
+                let cells: Vec<_> = row.split('|').map(str::trim).collect();
+                [cells[1], cells[3], cells[4]].map(str::to_owned)
+            })
+            .collect();
+        let found: HashSet<_> = snapshot
+            .iter()
+            .map(|(key, _, text, _)| {
+                let labels = key.key().labels().map(|label| format!("`{}`", label.key()));
+                let labels = labels.collect::<Vec<_>>().join(", ");
+                let text = text.as_deref().expect("a description").to_owned();
+                [format!("`{}`", key.key().name()), labels, text]
+            })
+            .collect();
+        assert_eq!(found, listed);
+    }
 }

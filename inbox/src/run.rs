@@ -254,6 +254,7 @@ where
 /// Counts the rows, and ends those that are too old.
 async fn keep(core: Arc<Core>) {
     let mut swept_at: Option<Instant> = None;
+    let mut gauges = observe::Gauges::default();
     loop {
         if swept_at.is_none_or(|at| at.elapsed() >= SWEEP) {
             swept_at = Some(Instant::now());
@@ -270,7 +271,7 @@ async fn keep(core: Arc<Core>) {
             let fullness =
                 ratio(waiting, settings.max_waiting).max(ratio(bytes, settings.max_bytes));
             core.is_full.store(fullness >= 1.0, Ordering::Relaxed);
-            observe::counted(&counts, fullness);
+            gauges.set(&counts, fullness);
         }
         // A table of a million parked rows is counted for a twentieth of the time at most.
         sleep(spread(COUNT.max(20 * start.elapsed()))).await;

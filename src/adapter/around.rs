@@ -40,10 +40,9 @@ macro_rules! adapter_around {
 
             fn completion(
                 &self,
-                keys: &[DedupKey],
-                terms: &CallTerms,
+                keys: &[(&DedupKey, &CallTerms)],
             ) -> Result<Completion, StoreError> {
-                self.inner().completion(keys, terms)
+                self.inner().completion(keys)
             }
         }
 
@@ -59,6 +58,10 @@ macro_rules! adapter_around {
 
             fn get<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, Option<Entry>> {
                 self.inner().get(key)
+            }
+
+            fn get_many<'a>(&'a self, keys: &'a [DedupKey]) -> StoreFuture<'a, Vec<Option<Entry>>> {
+                self.inner().get_many(keys)
             }
 
             fn list<'a>(

@@ -33,22 +33,18 @@
 //! [`MaintenanceAdapter`](super::maintenance::MaintenanceAdapter) for operators and purges. The conformance
 //! suite, the package `tower-dedup-conformance`, tests both.
 
-use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
-use std::sync::OnceLock;
-#[cfg(feature = "sqlite")]
-use std::time::Duration;
 
+pub use super::completion::Completion;
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+pub(crate) use super::completion::{OwnCompletion, OwnDatabase, Within};
 pub use super::replies::{ClaimReply, CompleteReply, RenewReply, Seen};
 pub use super::stored::{Fetch, StoredData, StoredResponse};
 pub use super::terms::{CallTerms, Permanence, Token};
 use crate::error::{StoreError, StoreErrorKind};
 use crate::key::DedupKey;
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
-use crate::key::List;
 
 /// The boxed future of a call to a store. `Box::pin(async move { … })` makes one.
 pub type StoreFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send + 'a>>;
@@ -167,7 +163,7 @@ pub trait DedupAdapter: Send + Sync + 'static {
     ///   always a [`Duplicate`](ClaimReply::Duplicate). A claim that is repeated with the token of the
     ///   incomplete row returns the same reply, and starts the lease again.
     /// - [`Permanence::OnClaim`]: the key is complete at once, and the store holds the data of
-    ///   [`CallTerms::stored_data_for`] from the same step on. A claim that is repeated with the token of
+    ///   [`CallTerms::stored_data`] from the same step on. A claim that is repeated with the token of
     ///   the complete row returns the same reply. With [`CallTerms::handled_at`], the key is complete since that time.
     ///
     /// A claim counts an attempt, except when it is repeated. An expired key is like a new one. A
@@ -214,7 +210,7 @@ pub trait DedupAdapter: Send + Sync + 'static {
     }
 
     /// Marks the key complete, whoever holds its lease; a missing row is inserted. The store holds
-    /// the data of [`CallTerms::stored_data_for`] from the same step on. A complete key does not change.
+    /// the data of [`CallTerms::stored_data`] from the same step on. A complete key does not change.
     ///
     /// The retention counts from the claim. If it has ended, a new retention begins, because a completion
     /// must not be expired when it is written.
@@ -232,11 +228,12 @@ pub trait DedupAdapter: Send + Sync + 'static {
     }
 
     /// Makes the statement that completes these keys in a transaction of the handler's: all keys that the delivery
-    /// holds, with the data of [`CallTerms::stored_data_for`]. It is no call, and reaches no store.
+    /// holds, each with its terms and the data of [`CallTerms::stored_data`]. It is no call, and reaches no store.
     ///
-    /// The statement writes the row of each key, whoever holds its lease, and takes the token of the terms. It fails if
-    /// a key is complete already or has no row: the first COMMIT wins. A row that has expired begins a new retention.
-    /// Without keys, it completes nothing and succeeds.
+    /// The terms are equal, except for the data to store, and so is the response. The statement writes the row of each
+    /// key, whoever holds its lease, and takes the token of the terms. It fails if a key is complete already or has no
+    /// row: the first COMMIT wins. A row that has expired begins a new retention. Without keys, it completes nothing and
+    /// succeeds.
     ///
     /// If the terms fetch responses and bring none, the layer adds it by [`complete`](Self::complete) with the same
     /// token, which then replies [`Held`](CompleteReply::Held), and ends the lease, also without a response. Until then,
@@ -247,8 +244,8 @@ pub trait DedupAdapter: Send + Sync + 'static {
     /// # Errors
     ///
     /// [`StoreErrorKind::Unsupported`] by default.
-    fn completion(&self, keys: &[DedupKey], terms: &CallTerms) -> Result<Completion, StoreError> {
-        let _ = (keys, terms);
+    fn completion(&self, keys: &[(&DedupKey, &CallTerms)]) -> Result<Completion, StoreError> {
+        let _ = keys;
         Err(StoreError::new(StoreErrorKind::Unsupported, "completing events in a transaction"))
     }
 
@@ -293,7 +290,7 @@ pub struct Abilities {
     /// ability, a complete second identity makes every event a duplicate, and no record tells a replayed body.
     pub stored_data: bool,
     /// The store implements [`list`](super::maintenance::MaintenanceAdapter::list): it holds the names of its keys, and the
-    /// [types](CallTerms::event_type_for) of their events.
+    /// [types](CallTerms::event_type) of their events.
     pub inspection: bool,
     /// The store deletes expired keys by itself, [`PURGE_GRACE`](super::maintenance::PURGE_GRACE) after they have expired:
     /// [`purge`](super::maintenance::MaintenanceAdapter::purge) has nothing to delete.
@@ -318,190 +315,5 @@ impl Abilities {
             return Err(StoreError::new(StoreErrorKind::Unsupported, "claiming keys"));
         }
         Ok(())
-    }
-}
-
-/// A statement that completes the events of a delivery in the handler's own transaction, for any driver.
-///
-/// [`Delivery::completion`](crate::Delivery::completion) makes it. Execute it in the transaction that has the
-/// handler's writes, and commit. The transaction then completes all events that the delivery holds, or it cannot
-/// commit: if an event is complete already, the statement is an error. [The
-/// guide](crate::guide::transactions#other-drivers) has the call of each driver.
-///
-/// ```
-/// # #[cfg(feature = "sqlite")]
-/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
-/// use tower_dedup::adapter::SqliteAdapter;
-/// use tower_dedup::sqlx::{self, AssertSqlSafe, SqlitePool};
-/// use tower_dedup::{BoxError, DedupKey, Deduplicator, RunOutcome};
-///
-/// # let dir = tempfile::tempdir()?;
-/// # let url = format!("sqlite://{}?mode=rwc", dir.path().join("shop.db").display());
-/// # let pool = SqlitePool::connect(&url).await?;
-/// # sqlx::query("CREATE TABLE orders (id TEXT)").execute(&pool).await?;
-/// let dedup = Deduplicator::transactional(SqliteAdapter::new(pool.clone()));
-/// let key = DedupKey::new("shop", "order_17")?;
-/// for is_first in [true, false] {
-///     let ran = dedup.run(&key, async |event| {
-///         let completion = event.completion()?;
-///         let mut tx = pool.begin().await?; // of any driver
-///         sqlx::query("INSERT INTO orders VALUES ($1)").bind(event.id()).execute(&mut *tx).await?;
-///         let complete = sqlx::query(AssertSqlSafe(completion.sql().to_owned()));
-///         complete.bind(completion.parameter()).execute(&mut *tx).await?;
-///         tx.commit().await?;
-///         Ok::<_, BoxError>(())
-///     });
-///     assert_eq!(matches!(ran.await, Ok(RunOutcome::First(()))), is_first);
-/// }
-/// let orders = sqlx::query_scalar("SELECT count(*) FROM orders").fetch_one(&pool);
-/// assert_eq!(orders.await.ok(), Some(1_i64));
-/// # Ok::<(), BoxError>(())
-/// # }).unwrap();
-/// ```
-#[derive(Clone)]
-pub struct Completion {
-    pub(crate) sql: Arc<str>,
-    parameter: Parameter,
-}
-
-#[derive(Clone)]
-enum Parameter {
-    Text(String),
-    /// Of a store of this crate.
-    #[cfg(any(feature = "postgres", feature = "sqlite"))]
-    Own(Box<OwnCompletion>),
-}
-
-/// A completion of a store of this crate. Its parameter is made when it is first asked for, because most
-/// transactions that this crate begins need none.
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
-#[derive(Clone)]
-pub(crate) struct OwnCompletion {
-    pub(crate) keys: List<DedupKey>,
-    pub(crate) terms: CallTerms,
-    pub(crate) within: Within,
-    pub(crate) database: OwnDatabase,
-    /// Returns a row if this transaction has completed the events. It takes the same parameter.
-    pub(crate) check: Arc<str>,
-    make_parameter: fn(&Self) -> String,
-    parameter: OnceLock<String>,
-}
-
-/// The transaction in which a completion is executed.
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Within {
-    /// A transaction that has written before, where the database can tell.
-    Written,
-    /// A transaction that may have written nothing.
-    Any,
-    /// A transaction that this crate has begun and marked.
-    Marked,
-}
-
-/// What only the stores of one database know of a completion.
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
-#[derive(Clone)]
-pub(crate) enum OwnDatabase {
-    #[cfg(feature = "postgres")]
-    Postgres {
-        /// A faster statement for one event with which nothing is stored. It refuses by writing no row.
-        lean: Arc<str>,
-        /// The generation of the plans, on connections of sqlx.
-        generation: Option<u32>,
-        /// How long a transaction may be idle, in milliseconds, if the crate bounds it.
-        idle_ms: Option<i32>,
-    },
-    #[cfg(feature = "sqlite")]
-    Sqlite {
-        /// How long a transaction waits for those before it.
-        write_lock_timeout: Duration,
-    },
-}
-
-impl Completion {
-    /// Makes a completion of a store of your own: a statement with one text parameter. It must fail if it
-    /// does not complete every event.
-    pub fn new(sql: impl Into<Arc<str>>, parameter: impl Into<String>) -> Self {
-        Self { sql: sql.into(), parameter: Parameter::Text(parameter.into()) }
-    }
-
-    /// Makes a completion of a store of this crate: the statement that completes these keys, and the one
-    /// that checks whether this transaction has completed them.
-    #[cfg(any(feature = "postgres", feature = "sqlite"))]
-    pub(crate) fn new_own(
-        [sql, check]: [&Arc<str>; 2],
-        database: OwnDatabase,
-        keys: &[DedupKey],
-        terms: &CallTerms,
-        make_parameter: fn(&OwnCompletion) -> String,
-    ) -> Self {
-        let own = OwnCompletion {
-            keys: keys.iter().cloned().collect(),
-            terms: terms.clone(),
-            within: Within::Written,
-            database,
-            check: Arc::clone(check),
-            make_parameter,
-            parameter: OnceLock::new(),
-        };
-        Self { sql: Arc::clone(sql), parameter: Parameter::Own(Box::new(own)) }
-    }
-
-    /// Returns what a store of this crate knows of its completion.
-    #[cfg(any(feature = "postgres", feature = "sqlite"))]
-    pub(crate) fn own(&self) -> Option<&OwnCompletion> {
-        match &self.parameter {
-            Parameter::Own(own) => Some(own),
-            Parameter::Text(_) => None,
-        }
-    }
-
-    /// Returns the statement. It has one parameter, and is the same for every event of the store.
-    ///
-    /// On Postgres it returns one row with the column `completion`; on SQLite it returns none.
-    #[must_use]
-    pub fn sql(&self) -> &str {
-        &self.sql
-    }
-
-    /// Returns the value of the parameter, a text: `$1` on Postgres, `?1` on SQLite; that of a store of your own is as
-    /// its database writes it.
-    #[must_use]
-    pub fn parameter(&self) -> &str {
-        match &self.parameter {
-            Parameter::Text(text) => text,
-            #[cfg(any(feature = "postgres", feature = "sqlite"))]
-            Parameter::Own(own) => own.parameter.get_or_init(|| (own.make_parameter)(own)),
-        }
-    }
-
-    /// Lets the statement be the first that writes in its transaction.
-    ///
-    /// By default it fails there on Postgres, because it could be outside of the handler's transaction, as after
-    /// `&db` in place of `&txn`: it would then complete the events alone. Above READ COMMITTED, complete first: see
-    /// [the guide](crate::guide::transactions).
-    #[must_use]
-    pub fn as_first_statement(self) -> Self {
-        #[cfg(any(feature = "postgres", feature = "sqlite"))]
-        return self.within(Within::Any);
-        #[cfg(not(any(feature = "postgres", feature = "sqlite")))]
-        self
-    }
-
-    /// Returns the completion for a transaction of this kind.
-    #[cfg(any(feature = "postgres", feature = "sqlite"))]
-    pub(crate) fn within(mut self, within: Within) -> Self {
-        if let Parameter::Own(own) = &mut self.parameter {
-            (own.within, own.parameter) = (within, OnceLock::new());
-        }
-        self
-    }
-}
-
-impl fmt::Debug for Completion {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // The parameter may hold a response, which may be personal data.
-        f.debug_struct("Completion").field("sql", &self.sql).finish_non_exhaustive()
     }
 }

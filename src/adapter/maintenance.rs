@@ -58,6 +58,28 @@ pub trait MaintenanceAdapter: DedupAdapter {
     /// The store's own errors.
     fn get<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, Option<Entry>>;
 
+    /// Returns the states of these keys, in their order, without stored data: as [`get`](Self::get), `None` for an unknown or
+    /// expired key. A key may occur several times.
+    ///
+    /// The stores of this crate read all of them in one statement, or some of them at once; by default, it is one `get`
+    /// after the other. Pass a few thousand keys: the call has the bound of one statement, and holds every entry in memory.
+    ///
+    /// Changes nothing.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreErrorKind::Corrupt`] if one of the keys is unreadable: `get` says which. Else the store's own errors.
+    fn get_many<'a>(&'a self, keys: &'a [DedupKey]) -> StoreFuture<'a, Vec<Option<Entry>>> {
+        Box::pin(async move {
+            let mut entries = Vec::with_capacity(keys.len());
+            for key in keys {
+                let entry = self.get(key).await?;
+                entries.push(entry.map(|entry| Entry { stored: None, ..entry }));
+            }
+            Ok(entries)
+        })
+    }
+
     /// Returns one portion of the keys that `filter` selects, at most `limit` of them (at least one),
     /// and where the next portion begins. The first call passes no cursor.
     ///

@@ -22,6 +22,7 @@
 //! ```
 
 pub(crate) mod around;
+mod completion;
 mod connect;
 pub mod contract;
 pub mod maintenance;
@@ -52,6 +53,6 @@ pub use postgres::{PostgresAdapter, PostgresOptions};
 pub use sql::Purging;
 #[cfg(feature = "sqlite")]
 pub use sqlite::{SqliteAdapter, SqliteOptions};
-pub(crate) use terms::Payloads;
+pub(crate) use terms::{DuplicateNote, KeyedTerms, Terms};
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub use transaction::{CompletionConnection, CompletionDatabase};

@@ -39,26 +39,37 @@ impl fmt::Debug for Token {
     }
 }
 
-/// The terms of a call to a store.
+/// The terms of a call to a store, which names one key.
 ///
 /// Cloning is cheap.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CallTerms {
-    pub(crate) token: Token,
-    retention: Duration,
-    permanence: Permanence,
-    pub(crate) fetch: Fetch,
-    pub(crate) payloads: Option<Payloads>,
-    pub(crate) event_types: Option<EventTypes>,
+    shared: Terms,
+    pub(crate) payload_sha256: Option<[u8; 32]>,
+    pub(crate) event_type: Option<Arc<str>>,
     response: Option<Arc<StoredResponse>>,
-    handled_at: Option<SystemTime>,
-    pub(crate) duplicate_note: Option<DuplicateNote>,
-    /// How long a handler may hold its transaction, in milliseconds. Zero for no bound.
-    pub(crate) handler_bound_ms: i32,
+    pub(crate) note: Option<DuplicateNote>,
 }
 
-/// Set once the store has returned that a key of the call is complete. The caller reads it after an
-/// error or a timeout of the rest of the call.
+/// The terms that all keys of a claim share.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Terms {
+    pub(crate) token: Token,
+    pub(crate) retention: Duration,
+    pub(crate) permanence: Permanence,
+    pub(crate) fetch: Fetch,
+    pub(crate) handled_at: Option<SystemTime>,
+}
+
+/// A key, and the terms of its calls.
+#[derive(Debug, Clone)]
+pub(crate) struct KeyedTerms {
+    pub(crate) key: DedupKey,
+    pub(crate) terms: CallTerms,
+}
+
+/// Set once the store has returned that a key is complete. The caller reads it after an error or a timeout of the rest
+/// of the call.
 pub(crate) type DuplicateNote = Arc<OnceLock<()>>;
 
 /// When a claimed key becomes permanent.
@@ -74,91 +85,68 @@ pub enum Permanence {
     },
 }
 
-/// The SHA-256 of each key's payload, sorted by key.
-pub(crate) type Payloads = Arc<[(DedupKey, [u8; 32])]>;
+impl Terms {
+    /// Returns terms without stored data to fetch.
+    pub(crate) const fn new(token: Token, retention: Duration, permanence: Permanence) -> Self {
+        Self { token, retention, permanence, fetch: Fetch::Nothing, handled_at: None }
+    }
 
-/// The type of each key's event, sorted by key.
-pub(crate) type EventTypes = Arc<[(DedupKey, Arc<str>)]>;
+    /// Returns how long a claim holds without a renewal; zero under [`Permanence::OnClaim`].
+    pub(crate) const fn lease(&self) -> Duration {
+        match self.permanence {
+            Permanence::OnClaim => Duration::ZERO,
+            Permanence::OnCompletion { lease } => lease,
+        }
+    }
+}
 
 impl CallTerms {
     /// Returns terms under [`Permanence::OnClaim`].
     #[must_use]
     pub const fn on_claim(token: Token, retention: Duration) -> Self {
-        Self::new(token, retention, Permanence::OnClaim)
+        Self::new(Terms::new(token, retention, Permanence::OnClaim))
     }
 
     /// Returns terms under [`Permanence::OnCompletion`] with this lease.
     #[must_use]
     pub const fn on_completion(token: Token, retention: Duration, lease: Duration) -> Self {
-        Self::new(token, retention, Permanence::OnCompletion { lease })
+        Self::new(Terms::new(token, retention, Permanence::OnCompletion { lease }))
     }
 
-    const fn new(token: Token, retention: Duration, permanence: Permanence) -> Self {
-        Self {
-            token,
-            retention,
-            permanence,
-            fetch: Fetch::Nothing,
-            payloads: None,
-            event_types: None,
-            response: None,
-            handled_at: None,
-            duplicate_note: None,
-            handler_bound_ms: 0,
-        }
+    /// Returns the terms of a key with which nothing is stored.
+    pub(crate) const fn new(shared: Terms) -> Self {
+        Self { shared, payload_sha256: None, event_type: None, response: None, note: None }
     }
 
     /// Sets the stored data that a duplicate carries.
     #[must_use]
     pub const fn with_fetch(mut self, fetch: Fetch) -> Self {
-        self.fetch = fetch;
+        self.shared.fetch = fetch;
         self
     }
 
-    /// Adds the SHA-256 of each key's payload, which the store holds with the key once it is complete. Of
-    /// several payloads of one key, the first counts.
+    /// Adds the SHA-256 of the payload, which the store holds with the key once it is complete.
     #[must_use]
-    pub fn with_payloads(
-        mut self,
-        payloads: impl IntoIterator<Item = (DedupKey, [u8; 32])>,
-    ) -> Self {
-        let mut payloads: Vec<_> = payloads.into_iter().collect();
-        payloads.sort_by(|(one, _), (other, _)| one.cmp(other));
-        payloads.dedup_by(|(later, _), (earlier, _)| later == earlier);
-        self.payloads = Some(payloads.into());
+    pub const fn with_payload_sha256(mut self, sha256: [u8; 32]) -> Self {
+        self.payload_sha256 = Some(sha256);
         self
     }
 
-    /// Adds the type of each key's event, which a store with the ability
+    /// Adds the type of the event, which a store with the ability
     /// [`inspection`](super::contract::Abilities::inspection) holds with a new key. A text that is no
     /// [type](crate::key::Event::with_event_type) is ignored.
     #[must_use]
-    pub fn with_event_types<T: AsRef<str>>(
-        mut self,
-        types: impl IntoIterator<Item = (DedupKey, T)>,
-    ) -> Self {
-        let types =
-            types.into_iter().filter_map(|(key, text)| Some((key, event_type(text.as_ref())?)));
-        let mut types: Vec<_> = types.collect();
-        types.sort_unstable();
-        self.event_types = Some(types.into());
-        self
+    pub fn with_event_type(self, event_type: &str) -> Self {
+        Self { event_type: self::event_type(event_type), ..self }
     }
 
-    /// Returns the type of this key's event; `None` if it has none.
+    /// Returns the type of the event; `None` if it has none.
     #[must_use]
-    pub fn event_type_for(&self, key: &DedupKey) -> Option<&str> {
-        let types = self.event_types.as_deref()?;
-        let index = types.binary_search_by(|(other, _)| other.cmp(key)).ok()?;
-        Some(&types[index].1)
+    pub fn event_type(&self) -> Option<&str> {
+        self.event_type.as_deref()
     }
 
-    #[cfg(feature = "postgres")]
-    pub(super) const fn has_event_types(&self) -> bool {
-        self.event_types.is_some()
-    }
-
-    /// Adds the handler's response, which the store holds with every key of a completion.
+    /// Adds the handler's response, which the store holds with the key once it is complete.
     #[must_use]
     pub fn with_response(mut self, response: Arc<StoredResponse>) -> Self {
         self.response = Some(response);
@@ -170,89 +158,81 @@ impl CallTerms {
     /// in the future counts as now.
     #[must_use]
     pub const fn with_handled_at(mut self, time: SystemTime) -> Self {
-        self.handled_at = Some(time);
+        self.shared.handled_at = Some(time);
         self
     }
 
     /// Returns when the event was handled; `None` if it is handled now.
     #[must_use]
     pub const fn handled_at(&self) -> Option<SystemTime> {
-        self.handled_at
+        self.shared.handled_at
     }
 
     /// Returns when the event was handled, in milliseconds since the Unix epoch, at most 1,000 years; `None` if it is
     /// handled now.
     #[must_use]
     pub fn handled_at_ms(&self) -> Option<i64> {
-        self.handled_at.map(|at| saturating_ms(at.duration_since(UNIX_EPOCH).unwrap_or_default()))
+        self.handled_at().map(|at| saturating_ms(at.duration_since(UNIX_EPOCH).unwrap_or_default()))
     }
 
-    /// Returns `true` if nothing is stored with this key, now or later.
-    #[cfg(feature = "postgres")]
-    pub(super) fn stores_nothing_with(&self, key: &DedupKey) -> bool {
-        self.fetch != Fetch::DigestAndResponse && self.stored_data_for(key).is_none()
+    /// Returns the SHA-256 of the payload to store with the key once it is complete; `None` if there is none.
+    #[must_use]
+    pub const fn payload_sha256(&self) -> Option<[u8; 32]> {
+        self.payload_sha256
     }
 
-    /// Returns the response to store.
-    #[cfg(any(feature = "postgres", feature = "sqlite"))]
-    pub(super) fn response(&self) -> Option<&StoredResponse> {
+    /// Returns the response to store with the key once it is complete; `None` if there is none.
+    #[must_use]
+    pub fn response(&self) -> Option<&StoredResponse> {
         self.response.as_deref()
     }
 
-    /// Returns the data to store with this key once it is complete; `None` if there is none.
+    /// Returns the data to store with the key once it is complete; `None` if there is none.
     #[must_use]
-    pub fn stored_data_for(&self, key: &DedupKey) -> Option<StoredData> {
-        let payload = self.payloads.as_deref().and_then(|payloads| {
-            let index = payloads.binary_search_by(|(other, _)| other.cmp(key)).ok()?;
-            Some(payloads[index].1)
-        });
-        let is_some = payload.is_some() || self.response.is_some();
-        is_some.then(|| StoredData::new(payload, self.response.clone()))
+    pub fn stored_data(&self) -> Option<StoredData> {
+        self.stores_data().then(|| StoredData::new(self.payload_sha256, self.response.clone()))
     }
 
-    /// Returns `true` if there is data to store with any key.
+    /// Returns `true` if there is data to store with the key.
     pub(crate) const fn stores_data(&self) -> bool {
-        self.payloads.is_some() || self.response.is_some()
+        self.payload_sha256.is_some() || self.response.is_some()
     }
 
     /// Returns the caller's token.
     #[must_use]
     pub const fn token(&self) -> Token {
-        self.token
+        self.shared.token
     }
 
     /// Returns how long the key is remembered: from its claim on, or from [`handled_at`](Self::handled_at) on.
     #[must_use]
     pub const fn retention(&self) -> Duration {
-        self.retention
+        self.shared.retention
     }
 
     /// Returns when the key becomes permanent.
     #[must_use]
     pub const fn permanence(&self) -> Permanence {
-        self.permanence
+        self.shared.permanence
     }
 
     /// Returns which stored data a duplicate carries.
     #[must_use]
     pub const fn fetch(&self) -> Fetch {
-        self.fetch
+        self.shared.fetch
     }
 
     /// Returns how long a claim holds without a renewal; zero under [`Permanence::OnClaim`].
     #[must_use]
     pub const fn lease(&self) -> Duration {
-        match self.permanence {
-            Permanence::OnClaim => Duration::ZERO,
-            Permanence::OnCompletion { lease } => lease,
-        }
+        self.shared.lease()
     }
 
     /// Returns the retention in whole milliseconds, at most 1,000 years: added to the present it overflows the times of no
     /// store.
     #[must_use]
     pub fn retention_ms(&self) -> i64 {
-        saturating_ms(self.retention)
+        saturating_ms(self.shared.retention)
     }
 
     /// Returns the lease in whole milliseconds, at most 1,000 years.
@@ -264,7 +244,7 @@ impl CallTerms {
     /// Notes that the key of a claim is complete, before its stored data is read in a second step: no handler runs for a
     /// known duplicate, also if this step fails or the layer drops the call.
     pub fn note_duplicate(&self) {
-        if let Some(note) = &self.duplicate_note {
+        if let Some(note) = &self.note {
             let _ = note.set(());
         }
     }

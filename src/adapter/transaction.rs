@@ -9,7 +9,8 @@ use sqlx::pool::PoolConnection;
 use sqlx::{Connection, Database, Pool, SqlSafeStr, Transaction};
 use tokio::time::timeout;
 
-use super::contract::{Completion, Fetch, OwnCompletion, StoredResponse, Within};
+use super::contract::{CallTerms, Completion, Fetch, OwnCompletion, StoredResponse, Within};
+use super::terms::KeyedTerms;
 use crate::error::StoreError;
 use crate::key::{DedupKey, hex};
 
@@ -42,14 +43,14 @@ pub trait CompletionDatabase: Database<Connection: CompletionConnection> + Seale
 
 /// A connection of sqlx on which [`Delivery::complete_in`](crate::Delivery::complete_in) completes events.
 pub trait CompletionConnection: Connection + Sealed {
-    /// Completes the events in a transaction that this crate has begun. Returns `false` if that transaction has ended, or
-    /// if no row was written, where this is not an error. `is_last`: the COMMIT follows.
+    /// Completes the events in a transaction that this crate has begun and marked. An error if that transaction has
+    /// ended. `is_last`: the COMMIT follows.
     #[doc(hidden)]
-    fn completes(
+    fn complete_marked(
         &mut self,
         completion: &Completion,
         is_last: bool,
-    ) -> impl Future<Output = Result<bool, sqlx::Error>> + Send;
+    ) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
 
     /// Returns whether this transaction has completed the events, and still is the one that this crate has begun.
     #[doc(hidden)]
@@ -71,9 +72,14 @@ pub trait CompletionConnection: Connection + Sealed {
 }
 
 impl OwnCompletion {
-    /// Returns the mark of a transaction that this crate begins.
+    /// Returns the terms of its events; `None` without an event.
+    pub(super) fn terms(&self) -> Option<&CallTerms> {
+        self.events.first().map(|event| &event.terms)
+    }
+
+    /// Returns the mark of a transaction that this crate begins: the token in hex. Nobody reads it without an event.
     pub(super) fn mark(&self) -> String {
-        hex(self.terms.token().as_bytes())
+        self.terms().map(|terms| hex(terms.token().as_bytes())).unwrap_or_default()
     }
 
     /// Returns the text of a JSON object: the events as `event` names each with the hex digits of its
@@ -84,23 +90,24 @@ impl OwnCompletion {
         idle_ms: Option<i32>,
         event: impl Fn(&DedupKey, Option<String>) -> Value,
     ) -> String {
-        let terms = &self.terms;
-        let retention_ms = terms.retention_ms();
-        let events = self.keys.iter().map(|key| {
-            let data = terms.stored_data_for(key).and_then(|data| data.payload_sha256);
-            event(key, data.map(|sha256| hex(&sha256)))
+        let terms = self.terms();
+        let retention_ms = terms.map_or(0, CallTerms::retention_ms);
+        let events = self.events.iter();
+        let events = events.map(|KeyedTerms { key, terms }| {
+            event(key, terms.payload_sha256().map(|sha256| hex(&sha256)))
         });
-        let response = terms.response();
-        let awaits = terms.fetch() == Fetch::DigestAndResponse && response.is_none();
+        let response = terms.and_then(CallTerms::response);
+        let awaits =
+            terms.filter(|terms| terms.fetch() == Fetch::DigestAndResponse && response.is_none());
         let is_marked = self.within == Within::Marked;
         json!({
-            "token": hex(terms.token().as_bytes()),
+            "token": terms.map(|terms| hex(terms.token().as_bytes())),
             "mark": is_marked.then(|| self.mark()),
             // The mark shows the transaction, whatever was written before.
             "first": self.within != Within::Written,
             // The layer adds the response to the complete row. Until then the event is in flight for its
             // duplicates, for a lease at most: the lease of the claim may be over.
-            "lease_ms": awaits.then(|| terms.lease_ms().min(retention_ms)),
+            "lease_ms": awaits.map(|terms| terms.lease_ms().min(retention_ms)),
             "retention_ms": retention_ms,
             // A marked transaction has the bound from its beginning.
             "idle_ms": idle_ms.filter(|_| !is_marked),

@@ -6,7 +6,7 @@ use std::cell::OnceCell;
 use bytes::Bytes;
 
 use super::event_part::{EventPart, FoundId, read_type};
-use super::id::{DedupKey, Event, Keys};
+use super::id::{DedupKey, Event, Keys, Payload};
 use super::json::MAX_EVENTS;
 use super::naming::Naming;
 use super::part::KeyPart;
@@ -111,7 +111,7 @@ impl<'e> Events<'e> {
             first.get_or_init(|| event.key().clone());
             return Err(too_many());
         }
-        event.payload = is_payload.then_some(body);
+        event.payload = is_payload.then_some(Payload::Bytes(body));
         self.events.push(event);
         Ok(())
     }

@@ -1,5 +1,6 @@
 //! [`KeyExtractor`]: from a request to its keys.
 
+use std::borrow::Cow;
 #[cfg(feature = "verify")]
 use std::cell::OnceCell;
 use std::fmt;
@@ -456,6 +457,15 @@ impl KeyExtractor {
             _ => digest,
         };
         Ok(Event::new(DedupKey::in_namespace(&namespace, &id)?).into())
+    }
+
+    /// Returns where the key is looked for, for the error of a request without it.
+    pub(crate) fn place(&self) -> Cow<'static, str> {
+        match &self.rule {
+            Rule::Part(part) => format!("the key ({})", part.id().place()).into(),
+            Rule::IdempotencyKey(_) => "the key (header idempotency-key)".into(),
+            Rule::Each(_) | Rule::Reader(_) | Rule::Fn(_) => "the key".into(),
+        }
     }
 
     pub(crate) fn has_second_identity(&self) -> bool {

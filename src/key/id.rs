@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::cmp::Ordering;
+use std::convert::Infallible;
 use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
@@ -185,8 +186,15 @@ pub struct Event {
     pub(super) second: Option<DedupKey>,
     /// Whether the second identity is a digest of the body.
     is_content: bool,
-    pub(super) payload: Option<Bytes>,
+    pub(super) payload: Option<Payload>,
     pub(super) event_type: Option<Arc<str>>,
+}
+
+/// The payload of an event, or what is left of it.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub(super) enum Payload {
+    Bytes(Bytes),
+    Sha256([u8; 32]),
 }
 
 /// The longest type of an event, in bytes.
@@ -267,7 +275,7 @@ impl Event {
     /// payloads hashes these bytes and drops them: the events of a handler carry none.
     #[must_use]
     pub fn with_payload(mut self, payload: Bytes) -> Self {
-        self.payload = Some(payload);
+        self.payload = Some(Payload::Bytes(payload));
         self
     }
 
@@ -325,7 +333,12 @@ impl Event {
     /// has set them.
     #[must_use]
     pub fn payload(&self) -> Option<&Bytes> {
-        self.payload.as_ref()
+        if let Some(Payload::Bytes(bytes)) = &self.payload { Some(bytes) } else { None }
+    }
+
+    /// Returns the SHA-256 of the event's payload, once it is [known](Keys::with_digests).
+    pub(crate) fn payload_sha256(&self) -> Option<[u8; 32]> {
+        if let Some(Payload::Sha256(sha256)) = self.payload { Some(sha256) } else { None }
     }
 
     /// Returns all identities of the event, the key first.
@@ -341,7 +354,7 @@ impl fmt::Debug for Event {
             .field("key", &self.key)
             .field("second", &self.second)
             .field("event_type", &self.event_type)
-            .field("payload_len", &self.payload.as_ref().map(Bytes::len))
+            .field("payload_len", &self.payload().map(Bytes::len))
             .finish()
     }
 }
@@ -371,12 +384,22 @@ impl Keys {
         self.events.is_empty()
     }
 
-    /// Drops the bytes of the events, because each slice holds the memory of the whole body.
-    pub(crate) fn without_payloads(mut self) -> Self {
+    /// Replaces the bytes of each event by the SHA-256 that is compared, or drops them: each slice holds the memory of
+    /// the whole body.
+    pub(crate) fn with_digests<E>(
+        mut self,
+        sha256: impl Fn(&Event) -> Result<Option<[u8; 32]>, E>,
+    ) -> Result<Self, E> {
         for event in &mut *self.events {
-            event.payload = None;
+            event.payload = sha256(event)?.map(Payload::Sha256);
         }
-        self
+        Ok(self)
+    }
+
+    /// Drops the bytes of the events.
+    pub(crate) fn without_payloads(self) -> Self {
+        let Ok(keys) = self.with_digests(|_| Ok::<_, Infallible>(None));
+        keys
     }
 
     /// Returns `true` if the request carried a list of events, even a list of one.

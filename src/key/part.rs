@@ -239,14 +239,26 @@ impl KeyPart {
 
     /// Returns an error about the value, which names its place.
     fn error(&self, kind: KeyErrorKind) -> KeyError {
-        let place = match &self.0 {
+        match &self.0 {
+            Node::Json(pointer) => pointer.error(kind),
+            _ => KeyError::new(kind, self.place()),
+        }
+    }
+
+    /// Returns the place of the value; of several, joined as in the guide's table of senders.
+    pub(crate) fn place(&self) -> String {
+        let all = |by: &str| self.inner().iter().map(Self::place).collect::<Vec<_>>().join(by);
+        match &self.0 {
             Node::Header(name) => format!("header {name}"),
-            Node::Json(pointer) => return pointer.error(kind),
+            Node::Json(pointer) => format!("JSON value {}", pointer.as_str()),
             Node::Form(field) => format!("form field {field}"),
             Node::Query(parameter) => format!("query parameter {parameter}"),
+            Node::BodyDigest => "the body".to_owned(),
+            Node::And(_) => all("|"),
+            Node::Or(_) => all(" or "),
+            Node::Optional(part) => part.place() + "?",
             _ => "the extracted value".to_owned(),
-        };
-        KeyError::new(kind, place)
+        }
     }
 
     /// Returns the parts that this part is composed of.

@@ -68,8 +68,8 @@ where
         // The only read of the mode, because a delivery keeps its mode to its end.
         match self.layer.gate.mode.get() {
             Mode::Enforce => self.enforce(cx),
-            Mode::Shadow => self.observe(cx),
-            Mode::Off => self.pass(),
+            Mode::Shadow => self.shadow(cx),
+            Mode::Off => self.off(),
         }
     }
 
@@ -85,15 +85,9 @@ where
             let is_answered = answers && config.key.is_handshake(&self.request_ref());
             if is_answered { Ok(None) } else { self.request_keys().map(Some) }
         });
-        let is_nested = match read {
+        match read {
             Ok(None) => return Dispatch::Ended(self.answer(Outcome::Handshake)),
-            Ok(Some((keys, _))) if keys.is_empty() => {
-                self.head.extensions.get::<RunsWithoutKey>().is_some()
-            }
-            Ok(Some(read)) => {
-                (self.keys, self.payloads) = read;
-                self.is_nested(Delivery::holds)
-            }
+            Ok(Some(keys)) => self.keys = keys,
             Err(error) => {
                 let outcome = match error.kind() {
                     KeyErrorKind::MissingScope => Outcome::Unscoped,
@@ -104,8 +98,14 @@ where
                 self.report.error = Some(error.into());
                 return Dispatch::Ended(self.answer(outcome));
             }
+        }
+        let extensions = &self.head.extensions;
+        let outer = extensions.get::<Delivery>();
+        let is_nested = if self.keys.is_empty() {
+            extensions.get::<RunsWithoutKey>().is_some()
+        } else {
+            self.is_nested(Delivery::holds)
         };
-        let outer = self.head.extensions.get::<Delivery>();
         if is_nested {
             if let (Some(outer), true) = (outer, self.layer.ledger.demands_commit()) {
                 outer.demand_commit();
@@ -154,7 +154,7 @@ where
     }
 
     /// Starts a delivery in shadow, whatever is wrong with it.
-    fn observe(mut self: Box<Self>, cx: &mut Context<'_>) -> Dispatch<ResBody, S::Error> {
+    fn shadow(mut self: Box<Self>, cx: &mut Context<'_>) -> Dispatch<ResBody, S::Error> {
         let fault = self.read_in_shadow();
         if self.keys.is_empty() && fault.is_none() {
             self.report.emit(Outcome::Bypass, &[], &self.layer.config.meters);
@@ -171,7 +171,7 @@ where
 
     /// Calls the inner service as if the layer were not there, except that a handler which takes a
     /// [`Delivery`] gets one.
-    fn pass(mut self) -> Dispatch<ResBody, S::Error> {
+    fn off(mut self) -> Dispatch<ResBody, S::Error> {
         // The `Delivery` of an outer layer stays: it knows which events are complete.
         let outer = self.head.extensions.get::<Delivery>();
         let is_judged = outer.is_some_and(|outer| outer.verdict() != Verdict::Off);

@@ -20,11 +20,14 @@ use crate::observe::{DedupAnswer, Outcome};
 pub(super) type Ending<B, E> = thread::Result<Result<Response<ResponseBody<B>>, E>>;
 
 /// How a delivery ends, for its log record and for its caller.
-pub(super) type Ended<B, E> = (Outcome, Ending<B, E>);
+pub(super) struct Ended<B, E> {
+    pub(super) outcome: Outcome,
+    pub(super) ending: Ending<B, E>,
+}
 
 /// Returns the ending of a delivery that the layer answers.
 pub(super) fn ended<B, E>(outcome: Outcome, config: &Config) -> Ended<B, E> {
-    (outcome, own(outcome.answer(), config))
+    Ended { outcome, ending: own(outcome.answer(), config) }
 }
 
 /// Returns an answer of the layer's own.
@@ -78,6 +81,13 @@ fn dressed<B, E>(
     response.extensions_mut().insert(answer);
     end::set(&mut response, end_of(answer));
     Ok(Ok(response.map(ResponseBody::full)))
+}
+
+/// Sets what the response reports of the delivery's events.
+pub(super) fn set_end<B, E>(ending: &mut Ending<B, E>, end: Option<DeliveryEnd>) {
+    if let Ok(Ok(response)) = ending {
+        end::set(response, end);
+    }
 }
 
 /// Returns what an answer of the layer's own says of the delivery's events.

@@ -98,7 +98,7 @@ use crate::replay::Replay;
 /// ```
 #[must_use = "a layer does nothing until it wraps a service"]
 pub struct DedupLayer<L = Lease, B = Full<Bytes>> {
-    pub(super) ledger: AnyLedger,
+    pub(super) ledger: Arc<AnyLedger>,
     pub(super) config: Config,
     pub(super) gate: Arc<Gate>,
     types: PhantomData<fn() -> (L, B)>,

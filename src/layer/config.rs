@@ -8,7 +8,6 @@ use http::{HeaderName, Method, Response, StatusCode, Uri};
 
 use super::body::{BODY_LIMIT, BODY_TIMEOUT};
 use super::policy::{OnInFlight, OnMismatch, OnMissingKey, OnUnavailable, Success};
-use crate::adapter::Payloads;
 use crate::adapter::contract::Fetch;
 use crate::error::{ConfigError, NOT_ZERO, check};
 use crate::key::{KeyExtractor, KeyPart, LogIds};
@@ -157,20 +156,13 @@ impl Config {
     }
 
     /// Makes the calls of one delivery, with a token of its own.
-    pub(super) fn calls(
-        &self,
-        ledger: &AnyLedger,
-        payloads: Option<&Payloads>,
-        fetch: Fetch,
-    ) -> Calls {
+    pub(super) fn calls(&self, ledger: &AnyLedger, fetch: Fetch) -> Calls {
         // A response to be stored is read after the handler has returned.
         let after = if self.replay.is_some() { self.body_timeout } else { Duration::ZERO };
         let mut calls = ledger.calls(&self.times, after, &self.meters);
-        (calls.terms.fetch, calls.terms.payloads) = (fetch, payloads.cloned());
+        calls.terms.fetch = fetch;
         calls.replay.clone_from(&self.replay);
-        if self.on_unavailable == OnUnavailable::FailOpen {
-            calls.terms.duplicate_note = Some(Default::default());
-        }
+        calls.fails_open = self.on_unavailable == OnUnavailable::FailOpen;
         calls
     }
 }

@@ -36,16 +36,17 @@ use super::answer::{self, Ended, Ending};
 use super::body::ResponseBody;
 use super::builder::DedupLayer;
 use super::config::Config;
-use super::end::{self, DeliveryEnd, set_end};
+use super::end::DeliveryEnd;
 use super::gate::{Admitted, NotAdmitted};
 use super::policy::{OnInFlight, OnMismatch};
 use super::request::Run;
 use super::stored::read_success;
+use crate::adapter::contract::Seen;
 use crate::delivery::Delivery;
 use crate::error::StoreError;
 use crate::ledger::{Begin, Claim, HandlerSuccess, RunsWithoutKey, Settled};
 use crate::observe::{DedupAnswer, Outcome, Report};
-use crate::run::{Admission, Called, call};
+use crate::run::{Admission, Called, NotBegun, call};
 
 /// What becomes of a delivery after its claim.
 enum Plan<B, E> {
@@ -74,14 +75,8 @@ where
     ) -> impl Future<Output = Ending<ResBody, S::Error>> {
         async move {
             let running = self.layer.config.meters.running();
-            // A panic in an extension or in a response body counts as a panic of the handler. The dropped
-            // claim is released. The ledger catches the panics of an adapter.
             let delivered = AssertUnwindSafe(self.deliver()).catch_unwind().await;
-            let (outcome, ending) =
-                delivered.unwrap_or_else(|panic| (Outcome::Panicked, Err(panic)));
-            drop(running);
-            self.report(outcome, &ending);
-            ending
+            self.finish(delivered, running)
         }
     }
 
@@ -96,7 +91,7 @@ where
     /// Claims the keys, and waits if the policy says so.
     async fn claim(&mut self) -> Plan<ResBody, S::Error> {
         let DedupLayer { ledger, config, .. } = &*self.layer;
-        let calls = config.calls(ledger, self.payloads.as_ref(), config.fetch());
+        let calls = config.calls(ledger, config.fetch());
         let begun = ledger.begin(&self.keys, calls).await;
         match (&begun, self.layer.config.on_in_flight) {
             // Boxed, because most deliveries do not wait and their future stays small.
@@ -116,14 +111,18 @@ where
             return self.plan(Ok(Begin::InFlight));
         };
         let Some(_place) = gate.waiting.try_acquire() else {
-            return Plan::End((Outcome::Overloaded, answer::own(DedupAnswer::InFlight, config)));
+            let ending = answer::own(DedupAnswer::InFlight, config);
+            return Plan::End(Ended { outcome: Outcome::Overloaded, ending });
         };
         let _waiting = config.meters.waiting();
-        let calls = config.calls(ledger, self.payloads.as_ref(), config.fetch());
+        let calls = config.calls(ledger, config.fetch());
         match waiter.claim(ledger, &calls, bound, &mut admission).await {
-            Ok(begun) => self.plan(begun),
-            Err(NotAdmitted::Full) => Plan::End(self.own(Outcome::Overloaded)),
-            Err(NotAdmitted::Inner(error)) => Plan::End((Outcome::Failed, Ok(Err(error)))),
+            Ok(begun) => self.plan(Ok(begun)),
+            Err(NotBegun::Failed(error)) => self.plan(Err(error)),
+            Err(NotBegun::Refused(NotAdmitted::Full)) => Plan::End(self.ended(Outcome::Overloaded)),
+            Err(NotBegun::Refused(NotAdmitted::Inner(error))) => {
+                Plan::End(Ended { outcome: Outcome::Failed, ending: Ok(Err(error)) })
+            }
         }
     }
 
@@ -140,22 +139,22 @@ where
             Ok(Begin::WithoutKey) => {
                 return Plan::Run { claim: None, delivery: None, instead: None };
             }
-            Ok(Begin::InFlight) => self.own(Outcome::InFlight),
+            Ok(Begin::InFlight) => self.ended(Outcome::InFlight),
             Ok(Begin::Duplicate(seen)) => {
                 self.report_known(seen.age);
-                (Outcome::Duplicate, answer::known(&seen, &self.layer.config))
+                self.known(Outcome::Duplicate, &seen)
             }
             Ok(Begin::Mismatch(seen)) => {
                 self.report_known(seen.age);
                 if refuses {
-                    self.own(Outcome::Mismatch)
+                    self.ended(Outcome::Mismatch)
                 } else {
-                    (Outcome::Mismatch, answer::known(&seen, &self.layer.config))
+                    self.known(Outcome::Mismatch, &seen)
                 }
             }
             Err(error) => {
                 self.report.error = Some(error.into());
-                self.own(Outcome::Unavailable)
+                self.ended(Outcome::Unavailable)
             }
         };
         Plan::End(ended)
@@ -183,12 +182,14 @@ where
             let called = self.call(self.layer.config.times.handler_timeout).await;
             let config = &self.layer.config;
             let mut ended = judge(called, config, &mut self.report, |head| config.success.is(head));
-            if self.keys.is_empty() && matches!(ended.0, Outcome::Completed | Outcome::Failed) {
-                ended.0 = Outcome::Bypass;
+            if self.keys.is_empty() && matches!(ended.outcome, Outcome::Completed | Outcome::Failed)
+            {
+                ended.outcome = Outcome::Bypass;
             }
-            let success = match (&mut ended, &config.replay, self.keys.events()) {
+            let Ended { outcome, ending } = &mut ended;
+            let success = match (outcome, ending, &config.replay, self.keys.events()) {
                 // The response to a HEAD has no body, where the response to a GET has one.
-                ((Outcome::Completed, Ok(Ok(response))), Some(replay), [only]) if !is_head => {
+                (Outcome::Completed, Ok(Ok(response)), Some(replay), [only]) if !is_head => {
                     match Box::pin(read_success(response, replay, config, only.key())).await {
                         Ok(success) => Some(success),
                         Err(broken) => {
@@ -197,9 +198,10 @@ where
                         }
                     }
                 }
-                ((Outcome::Completed, _), ..) => Some(HandlerSuccess::default()),
+                (Outcome::Completed, ..) => Some(HandlerSuccess::default()),
                 _ => None,
             };
+            // On arrival.
             let is_permanent = claim.is_none();
             let settled = match claim {
                 Some(claim) => claim.settle(success).await,
@@ -208,24 +210,26 @@ where
             if let Some(delivery) = &delivery {
                 self.wake_waiters(delivery);
             }
-            if let Some(other) = self.other_ending(ended.0, settled, instead) {
+            if let Some(other) = self.other_ending(ended.outcome, settled, instead) {
                 ended = other;
             }
-            self.set_retry_after(&mut ended.1);
-            match &delivery {
-                None => set_end(&mut ended.1, None),
-                Some(it) if it.is_unprotected() => {
-                    set_end(&mut ended.1, Some(DeliveryEnd::Undecided));
-                }
-                Some(_) if matches!(ended.0, Outcome::Failed | Outcome::HandlerTimeout) => {
-                    // On arrival, the key is complete since its claim.
-                    let end =
-                        if is_permanent { DeliveryEnd::Complete } else { DeliveryEnd::Released };
-                    let end = if is_elsewhere { DeliveryEnd::InFlight } else { end };
-                    set_end(&mut ended.1, Some(end));
-                }
-                Some(_) => {}
-            }
+            self.set_retry_after(&mut ended.ending);
+            let end = match (&delivery, ended.outcome) {
+                (None, _) => None,
+                (Some(it), _) if it.is_unprotected() => Some(DeliveryEnd::Undecided),
+                (Some(_), Outcome::Completed) => Some(DeliveryEnd::Complete),
+                (Some(_), Outcome::Failed | Outcome::HandlerTimeout) => Some(if is_elsewhere {
+                    DeliveryEnd::InFlight
+                } else if is_permanent {
+                    // The key is complete since its claim.
+                    DeliveryEnd::Complete
+                } else {
+                    DeliveryEnd::Released
+                }),
+                // An answer of the layer's own has its end.
+                _ => return ended,
+            };
+            answer::set_end(&mut ended.ending, end);
             ended
         }
     }
@@ -249,40 +253,46 @@ where
         settled: Settled,
         instead: Option<Outcome>,
     ) -> Option<Ended<ResBody, S::Error>> {
-        match (settled, outcome) {
-            (Settled::CompletedElsewhere(seen), Outcome::Completed | Outcome::Failed) => {
+        match settled {
+            Settled::CompletedElsewhere(seen)
+                if matches!(outcome, Outcome::Completed | Outcome::Failed) =>
+            {
                 self.report.age = Some(seen.age);
-                let known = || (Outcome::Duplicate, answer::known(&seen, &self.layer.config));
-                return Some(instead.map_or_else(known, |outcome| self.own(outcome)));
+                let known = || self.known(Outcome::Duplicate, &seen);
+                return Some(instead.map_or_else(known, |outcome| self.ended(outcome)));
             }
             // It follows a success only.
-            (Settled::Uncommitted, _) => {
+            Settled::Uncommitted => {
                 self.report.error = Some(NO_COMMIT.into());
-                return Some(self.own(Outcome::Uncommitted));
+                return Some(self.ended(Outcome::Uncommitted));
             }
-            (Settled::Unconfirmed(error), _) => {
+            // It follows a success only, too, and a retry may succeed.
+            Settled::Unconfirmed(error) => {
                 self.report.error = Some(error.into());
-                if outcome == Outcome::Completed {
-                    // A retry may succeed.
-                    return Some((Outcome::Uncommitted, self.own(Outcome::Unavailable).1));
-                }
+                let ended = self.ended(Outcome::Unavailable);
+                return Some(Ended { outcome: Outcome::Uncommitted, ..ended });
             }
-            (Settled::Done | Settled::CompletedElsewhere(_), _) => {}
+            Settled::NotReleased(error) => self.report.error = Some(error.into()),
+            Settled::Done | Settled::CompletedElsewhere(_) => {}
         }
         match (outcome, instead) {
-            (Outcome::Completed, Some(instead)) => Some(self.own(instead)),
+            (Outcome::Completed, Some(instead)) => Some(self.ended(instead)),
             // A 2xx that is no success, after which the other event would not come again.
             (Outcome::Failed, Some(instead @ Outcome::InFlight))
                 if self.report.status.is_some_and(|status| status.is_success()) =>
             {
-                Some((outcome, self.own(instead).1))
+                Some(Ended { outcome, ..self.ended(instead) })
             }
             _ => None,
         }
     }
 
-    fn own(&self, outcome: Outcome) -> Ended<ResBody, S::Error> {
+    fn ended(&self, outcome: Outcome) -> Ended<ResBody, S::Error> {
         answer::ended(outcome, &self.layer.config)
+    }
+
+    fn known(&self, outcome: Outcome, seen: &Seen) -> Ended<ResBody, S::Error> {
+        Ended { outcome, ending: answer::known(seen, &self.layer.config) }
     }
 }
 
@@ -296,23 +306,21 @@ pub(super) fn judge<ResBody, E>(
     report: &mut Report,
     is_success: impl FnOnce(&response::Parts) -> bool,
 ) -> Ended<ResBody, E> {
+    let ended = |outcome, ending| Ended { outcome, ending };
     let response = match called {
         Called::Returned(Ok(response)) => response,
-        Called::Returned(Err(error)) => return (Outcome::Failed, Ok(Err(error))),
-        Called::Panicked(panic) => return (Outcome::Panicked, Err(panic)),
+        Called::Returned(Err(error)) => return ended(Outcome::Failed, Ok(Err(error))),
+        Called::Panicked(panic) => return ended(Outcome::Panicked, Err(panic)),
         Called::TimedOut => return answer::ended(Outcome::HandlerTimeout, config),
     };
     let (head, body) = response.into_parts();
     report.status = Some(head.status);
     let is_success = catch_unwind(AssertUnwindSafe(|| is_success(&head)));
-    let mut response = Response::from_parts(head, ResponseBody::inner(body));
+    let response = Response::from_parts(head, ResponseBody::inner(body));
     match is_success {
-        Ok(true) => {
-            end::set(&mut response, Some(DeliveryEnd::Complete));
-            (Outcome::Completed, Ok(Ok(response)))
-        }
-        Ok(false) => (Outcome::Failed, Ok(Ok(response))),
-        Err(panic) => (Outcome::Panicked, Err(panic)),
+        Ok(true) => ended(Outcome::Completed, Ok(Ok(response))),
+        Ok(false) => ended(Outcome::Failed, Ok(Ok(response))),
+        Err(panic) => ended(Outcome::Panicked, Err(panic)),
     }
 }
 
@@ -334,9 +342,11 @@ mod tests {
 
     /// Common allocators are faster up to 1,024 bytes.
     #[test]
-    fn both_boxes_of_a_delivery_are_small() {
-        let delivery = Run::<Handler, Lease, Full<Bytes>>::to_the_end;
-        let sizes = [size_of::<Run<Handler, Lease, Full<Bytes>>>(), size_of_future(delivery)];
+    fn boxes_of_a_delivery_are_small() {
+        type Own = Run<Handler, Lease, Full<Bytes>>;
+        let in_shadow = |run| Own::to_the_end_in_shadow(run, None);
+        let futures = [size_of_future(Own::to_the_end), size_of_future(in_shadow)];
+        let sizes = [size_of::<Own>(), futures[0], futures[1]];
         assert!(sizes.iter().all(|size| *size <= 1_024), "{sizes:?}");
     }
 }

@@ -2,8 +2,6 @@
 
 use http::Response;
 
-use super::answer::Ending;
-
 /// What the ledger knows of a delivery's events, in the extensions of every response to a delivery that a
 /// [`Dedup`](crate::Dedup) has decided. A layer outside may conclude from it whether the delivery has to come again; a
 /// status does not say so, because a handler may answer anything.
@@ -41,12 +39,6 @@ pub enum DeliveryEnd {
 }
 
 /// Sets what a response reports. `None` removes what an inner layer has reported.
-pub(super) fn set_end<B, E>(ending: &mut Ending<B, E>, end: Option<DeliveryEnd>) {
-    if let Ok(Ok(response)) = ending {
-        set(response, end);
-    }
-}
-
 pub(super) fn set<B>(response: &mut Response<B>, end: Option<DeliveryEnd>) {
     match end {
         Some(end) => drop(response.extensions_mut().insert(end)),

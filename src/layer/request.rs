@@ -2,21 +2,21 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::thread;
 use std::time::Duration;
 
 use bytes::Bytes;
 use http::{header, request};
 
-use super::answer::{self, Ending};
+use super::answer::{self, Ended, Ending};
 use super::builder::DedupLayer;
 use super::gate::Permit;
 use super::paths::LAST_PATHS;
 use super::policy::{OnMissingKey, Verified};
-use crate::adapter::Payloads;
 use crate::delivery::{Delivery, RetryAfterOfLayer};
 use crate::error::{KeyError, KeyErrorKind};
 use crate::key::{DedupKey, Event, Extracted, Keys, RequestRef};
-use crate::observe::{self, Outcome, Report};
+use crate::observe::{self, Counted, Outcome, Report};
 
 /// A request, and the delivery that it becomes.
 pub(super) struct Run<S, L, B> {
@@ -28,8 +28,6 @@ pub(super) struct Run<S, L, B> {
     pub(super) body: Bytes,
     /// Empty until they were extracted, and of a request without a key.
     pub(super) keys: Keys,
-    /// The digests of the payloads, if the layer compares payloads.
-    pub(super) payloads: Option<Payloads>,
     /// Log records may name the keys: they are valid, and the request is verified if it has to be.
     pub(super) logs_keys: bool,
     pub(super) layer: Arc<DedupLayer<L, B>>,
@@ -46,7 +44,6 @@ impl<S, L, B> Run<S, L, B> {
             head,
             body: Bytes::new(),
             keys: Keys::none(),
-            payloads: None,
             logs_keys: true,
             layer,
             permit: None,
@@ -71,6 +68,20 @@ impl<S, L, B> Run<S, L, B> {
         }
         let keys = if self.logs_keys { self.keys.events() } else { &[] };
         self.report.emit(outcome, keys, &config.meters);
+    }
+
+    /// Ends a delivery that has run to its end, and reports it. A panic in an extension or in a response body counts as a
+    /// panic of the handler: the dropped claim is released. The ledger catches the panics of an adapter.
+    pub(super) fn finish<R, E>(
+        &mut self,
+        delivered: thread::Result<Ended<R, E>>,
+        running: Counted,
+    ) -> Ending<R, E> {
+        let panicked = |panic| Ended { outcome: Outcome::Panicked, ending: Err(panic) };
+        let Ended { outcome, ending } = delivered.unwrap_or_else(panicked);
+        drop(running);
+        self.report(outcome, &ending);
+        ending
     }
 
     /// Reports a delivery that runs.
@@ -122,11 +133,8 @@ impl<S, L, B> Run<S, L, B> {
         !self.layer.config.require_verified || self.head.extensions.get::<Verified>().is_some()
     }
 
-    pub(super) fn request_keys(&self) -> Result<(Keys, Option<Payloads>), KeyError> {
-        let keys = self.extract()?;
-        let payloads = self.payloads(&keys)?;
-        // A background write may hold the keys, and must not hold the body.
-        Ok((keys.without_payloads(), payloads))
+    pub(super) fn request_keys(&self) -> Result<Keys, KeyError> {
+        self.digested(self.extract()?)
     }
 
     /// Returns the keys of a request that reaches the handler whatever is wrong with them. If there is a
@@ -149,34 +157,27 @@ impl<S, L, B> Run<S, L, B> {
             Extracted::Keys(keys) => Ok(keys),
             Extracted::Bypass => Ok(Keys::none()),
             Extracted::Missing => match config.on_missing_key {
-                OnMissingKey::Reject => Err(KeyError::new(KeyErrorKind::Missing, "the key")),
+                OnMissingKey::Reject => {
+                    Err(KeyError::new(KeyErrorKind::Missing, config.key.place()))
+                }
                 OnMissingKey::PassThrough => Ok(Keys::none()),
             },
         }
     }
 
-    /// Refuses too many keys. Returns the SHA-256 of each event's payload, if the layer compares payloads. In a
-    /// multi-event delivery a payload is the event's own bytes; an event whose bytes the extractor does not name is
-    /// not compared.
-    pub(super) fn payloads(&self, keys: &Keys) -> Result<Option<Payloads>, KeyError> {
-        let (config, events) = (&self.layer.config, keys.events());
+    /// Refuses too many keys. The events have the SHA-256 of their payloads then, if the layer compares payloads, and no
+    /// bytes: a background write may hold them. In a multi-event delivery a payload is the event's own bytes; an event
+    /// whose bytes the extractor does not name is not compared.
+    pub(super) fn digested(&self, keys: Keys) -> Result<Keys, KeyError> {
+        let (config, is_multi_event) = (&self.layer.config, keys.is_multi_event());
         if keys.identity_count() > config.max_keys {
             return Err(KeyError::new(KeyErrorKind::TooMany, "the request"));
         }
-        let Some(part) = &config.compare_payload else { return Ok(None) };
-        let mut payloads = Vec::with_capacity(events.len());
-        for event in events {
-            let Some(bytes) = event.payload().or((!keys.is_multi_event()).then_some(&self.body))
-            else {
-                continue;
-            };
-            let digest = part.sha256(&RequestRef::new(&self.head, bytes))?;
-            payloads.push((event.key().clone(), digest));
-        }
-        // If two events have one key, the second is a duplicate of the first.
-        payloads.sort_by(|(one, _), (other, _)| one.cmp(other));
-        payloads.dedup_by(|(later, _), (earlier, _)| later == earlier);
-        Ok(Some(payloads.into()))
+        let Some(part) = &config.compare_payload else { return Ok(keys.without_payloads()) };
+        keys.with_digests(|event| {
+            let bytes = event.payload().or((!is_multi_event).then_some(&self.body));
+            bytes.map(|bytes| part.sha256(&RequestRef::new(&self.head, bytes))).transpose()
+        })
     }
 }
 

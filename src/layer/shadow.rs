@@ -16,14 +16,14 @@ use http::{Request, Response};
 use http_body::Body;
 use tower_service::Service;
 
-use super::answer::{Ended, Ending};
+use super::answer::{Ended, Ending, set_end};
 use super::delivery::judge;
-use super::end::{DeliveryEnd, set_end};
+use super::end::DeliveryEnd;
 use super::request::{NOT_VERIFIED, Run, caught};
 use crate::adapter::contract::Fetch;
 use crate::delivery::{Delivery, Verdict};
 use crate::error::KeyError;
-use crate::key::{hex, sha256};
+use crate::key::{Event, hex, sha256};
 use crate::ledger::{Begin, Claim, HandlerSuccess, Settled};
 use crate::observe::{Outcome, ShadowFields};
 
@@ -37,9 +37,12 @@ impl<S, L, B> Run<S, L, B> {
     /// Reads the keys of a request. Under a fault, its key is the digest of its body.
     pub(super) fn read_in_shadow(&mut self) -> Option<RequestFault> {
         let (keys, fault) = self.extract_leniently();
-        let payloads = fault.map_or_else(|| caught(|| self.payloads(&keys)), Err);
-        self.keys = keys.without_payloads();
-        let fault = payloads.map(|payloads| self.payloads = payloads).err();
+        let digested = fault.map_or_else(|| caught(|| self.digested(keys.clone())), Err);
+        let (keys, fault) = match digested {
+            Ok(keys) => (keys, None),
+            Err(fault) => (keys.without_payloads(), Some(fault)),
+        };
+        self.keys = keys;
         if self.is_verified() {
             fault.map(RequestFault::Key)
         } else {
@@ -81,21 +84,14 @@ impl<S, L, B> Run<S, L, B> {
     /// Returns the first 16 hex digits of the SHA-256 of the part of the payload that is compared, or else
     /// of the body.
     fn payload_digest(&self) -> String {
-        let compared = || {
-            let first = self.keys.events().first()?.key();
-            self.payloads.as_ref()?.iter().find(|(key, _)| key == first).map(|(_, digest)| *digest)
-        };
-        hex(&compared().unwrap_or_else(|| sha256(&self.body))[..8])
+        let compared = self.keys.events().first().and_then(Event::payload_sha256);
+        hex(&compared.unwrap_or_else(|| sha256(&self.body))[..8])
     }
 
     /// Adds a [`Delivery`] of all events to the request. `claimed` has the events of the claim.
     fn extend_in_shadow(&mut self, verdict: Verdict, claimed: Option<&Delivery>) {
         if self.keys.is_empty() {
             return;
-        }
-        if let Some(claimed) = claimed {
-            // The layer completes the events as under a lease.
-            claimed.nothing_to_write();
         }
         let extensions = &mut self.head.extensions;
         if extensions.get::<Delivery>().is_some_and(|outer| !outer.is_unenforced()) {
@@ -124,11 +120,7 @@ where
         async move {
             let running = self.layer.config.meters.running();
             let delivered = AssertUnwindSafe(self.deliver_in_shadow(refused)).catch_unwind().await;
-            let (outcome, ending) =
-                delivered.unwrap_or_else(|panic| (Outcome::Panicked, Err(panic)));
-            drop(running);
-            self.report(outcome, &ending);
-            ending
+            self.finish(delivered, running)
         }
     }
 
@@ -154,17 +146,17 @@ where
             self.report.error = Some("`success_when` panicked".into());
         }
         if let Some(claim) = claim {
-            let success = (ended.0 == Outcome::Completed).then(HandlerSuccess::default);
+            let success = (ended.outcome == Outcome::Completed).then(HandlerSuccess::default);
             // No transaction of the handler touches the claim, so the settling has no other result to report.
-            if let Settled::Unconfirmed(error) = claim.settle(success).await {
+            if let Settled::NotReleased(error) = claim.settle(success).await {
                 self.report.error = Some(error.into());
             }
         }
         if let Some(claimed) = &claimed {
             self.wake_waiters(claimed);
         }
-        self.set_retry_after(&mut ended.1);
-        set_end(&mut ended.1, Some(DeliveryEnd::Undecided));
+        self.set_retry_after(&mut ended.ending);
+        set_end(&mut ended.ending, Some(DeliveryEnd::Undecided));
         ended
     }
 
@@ -174,9 +166,11 @@ where
         // An unreadable response must not hide the verdict.
         let is_compared = config.compare_payload.is_some();
         let fetch = if is_compared { Fetch::Digest } else { Fetch::Nothing };
-        let calls = config.calls(&self.layer.ledger, self.payloads.as_ref(), fetch);
+        let calls = config.calls(&self.layer.ledger, fetch);
         let verdict = match self.layer.ledger.begin(&self.keys, calls).await {
             Ok(Begin::First { claim, delivery, .. }) => {
+                // The layer completes the events as under a lease.
+                delivery.nothing_to_write();
                 return (delivery.verdict(), claim, Some(delivery));
             }
             Ok(Begin::WithoutKey) => Verdict::NoKey,

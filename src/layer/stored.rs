@@ -39,7 +39,7 @@ pub(super) async fn read_success<ResBody: Body<Data = Bytes>, E>(
     let (bytes, body) = match AssertUnwindSafe(read).catch_unwind().await {
         Ok(Ok(buffered)) => buffered,
         Ok(Err(_)) => return Err(answer::ended(Outcome::BrokenResponse, config)),
-        Err(panic) => return Err((Outcome::Panicked, Err(panic))),
+        Err(panic) => return Err(Ended { outcome: Outcome::Panicked, ending: Err(panic) }),
     };
     *response.body_mut() = body;
     let stored = bytes.and_then(|bytes| {

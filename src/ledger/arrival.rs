@@ -23,24 +23,35 @@
 //! | 4 | the release is repeated until the store has executed it | as in step 2 |
 //! | 5 | `releasing` drops the key | runs the handler |
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 
-use super::pending::PendingGuard;
-use super::resolve::Reply;
-use super::shared::Shared;
+use super::background::{Background, Pending, PendingGuard};
+use super::call::Reply;
+use crate::adapter::KeyedTerms;
 use crate::adapter::contract::{ClaimReply, Token};
 use crate::error::{StoreError, StoreErrorKind};
-use crate::key::{DedupKey, List};
+use crate::key::DedupKey;
 
 /// How much older a row may seem than it is: a store takes both times in whole milliseconds, and by a clock of its own.
 const AGE_ERROR: Duration = Duration::from_millis(10);
 
+/// Keys of which this process knows more than the store.
+#[derive(Default)]
+pub(super) struct Arrivals {
+    /// Keys whose claims have no reply, with the times at which these were made.
+    claiming: Arc<Pending<Instant>>,
+    /// Keys that deliveries with a 503 may have claimed, until they are released.
+    releasing: Arc<Pending>,
+}
+
 /// A key that is complete in the store is in flight while the claim that completed it has no reply, or may be released:
 /// its handler may never run.
 pub(super) struct Doubt {
+    arrivals: Arc<Arrivals>,
     /// A slot for the release, which must not be refused.
     pub(super) slot: Option<OwnedSemaphorePermit>,
     releasing: Option<PendingGuard>,
@@ -52,30 +63,31 @@ pub(super) struct Doubt {
 }
 
 impl Doubt {
-    /// Reserves a slot for the release of these keys, which are claimed now.
+    /// Reserves a slot for the release of these keys, which are claimed now by the token `own`.
     ///
     /// # Errors
     ///
     /// No slot is free. A refused release loses an event, so the keys must not be claimed.
     pub(super) fn begin(
-        shared: &Shared,
-        keys: &List<DedupKey>,
+        arrivals: &Arc<Arrivals>,
+        background: &Background,
+        keys: &[KeyedTerms],
         own: Token,
     ) -> Result<Self, StoreError> {
-        let slot = shared.background.reserve();
+        let slot = background.reserve();
         if slot.is_none() {
             let context = "reserving a slot for a release";
             return Err(StoreError::new(StoreErrorKind::Overloaded, context));
         }
-        let claiming = shared.claiming.add(keys.clone(), own, Instant::now());
-        let removals = shared.releasing.removals();
-        Ok(Self { slot, releasing: None, own, _claiming: claiming, removals })
+        let claiming = arrivals.claiming.add(known(keys, Instant::now()), own);
+        let (arrivals, removals) = (Arc::clone(arrivals), arrivals.releasing.removals());
+        Ok(Self { arrivals, slot, releasing: None, own, _claiming: claiming, removals })
     }
 
     /// Changes the replies of which this process knows more than the store.
-    pub(super) fn apply(&self, shared: &Shared, keys: &[DedupKey], replies: &mut [Reply]) {
-        let Shared { claiming, releasing, .. } = shared;
-        for (key, reply) in keys.iter().zip(replies) {
+    pub(super) fn apply(&self, keys: &[KeyedTerms], replies: &mut [Reply]) {
+        let Arrivals { claiming, releasing } = &*self.arrivals;
+        for (KeyedTerms { key, .. }, reply) in keys.iter().zip(replies) {
             let Ok(ClaimReply::Duplicate(seen)) = &*reply else { continue };
             // A row that is older than a claim was not written by it.
             let may_be_by = |claimed_at: &Instant| claimed_at.elapsed() + AGE_ERROR >= seen.age;
@@ -89,7 +101,12 @@ impl Doubt {
     }
 
     /// These keys are in flight until the doubt is dropped.
-    pub(super) fn release(&mut self, shared: &Shared, keys: &List<DedupKey>) {
-        self.releasing = Some(shared.releasing.add(keys.clone(), self.own, ()));
+    pub(super) fn release(&mut self, keys: &[KeyedTerms]) {
+        self.releasing = Some(self.arrivals.releasing.add(known(keys, ()), self.own));
     }
+}
+
+/// Returns each key with what is known of it.
+fn known<T: Copy>(keys: &[KeyedTerms], known: T) -> impl Iterator<Item = (DedupKey, T)> {
+    keys.iter().map(move |it| (it.key.clone(), known))
 }

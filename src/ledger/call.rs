@@ -16,6 +16,7 @@ use crate::adapter::contract::{
     Abilities, CallTerms, ClaimReply, CompleteReply, DedupAdapter, Fetch, RenewReply, StoreFuture,
     Token,
 };
+use crate::adapter::{KeyedTerms, Terms};
 use crate::error::{StoreError, StoreErrorKind};
 use crate::key::{DedupKey, Event, List};
 use crate::observe::{Meters, StoreSpan};
@@ -25,18 +26,30 @@ use crate::replay::Replay;
 /// the future of a delivery stores it.
 type Operation = &'static [&'static str; 2];
 
+/// The reply of the store for one key, or what this process knows of the key. After an error of unknown outcome, the
+/// key may be held.
+pub(super) type Reply = Result<ClaimReply, StoreError>;
+
+/// A key that was claimed, and the reply.
+pub(super) type Claimed = (KeyedTerms, Reply);
+
 /// The calls of one delivery: to which store, on which terms, within which bound.
 #[derive(Clone)]
 pub(crate) struct Calls {
     pub(super) adapter: Arc<dyn DedupAdapter>,
-    /// The token exists before the first call, so that an unknown outcome can be released. With a duplicate note, the
-    /// handler runs if the store does not reply.
-    pub(crate) terms: CallTerms,
+    pub(super) abilities: Abilities,
+    /// The token exists before the first call, so that an unknown outcome can be released.
+    pub(crate) terms: Terms,
     pub(crate) meters: Arc<Meters>,
     /// What of a response is stored, if the layer replays responses.
     pub(crate) replay: Option<Arc<Replay>>,
+    /// The handler runs if the store does not reply.
+    pub(crate) fails_open: bool,
     /// The bound on one call.
     pub(super) bound: Duration,
+    /// How long a handler may hold its transaction. Zero for no bound.
+    #[cfg_attr(not(feature = "postgres"), expect(dead_code, reason = "Postgres bounds it"))]
+    pub(super) handler_bound: Duration,
 }
 
 // A panic of a handler leaves nothing half done in an adapter.
@@ -44,69 +57,38 @@ impl UnwindSafe for Calls {}
 impl RefUnwindSafe for Calls {}
 
 impl Calls {
-    pub(crate) const fn is_open(&self) -> bool {
-        self.terms.duplicate_note.is_some()
-    }
-
     /// Returns these calls for another claim, which does not fail open. It has a token of its own, because
     /// the claim before it may still be released in the background.
     pub(crate) fn again(&self) -> Self {
         let mut again = self.clone();
-        (again.terms.token, again.terms.duplicate_note) = (Token::random(), None);
+        (again.terms.token, again.fails_open) = (Token::random(), false);
         again
     }
 
-    /// Adds to the terms what a store of these abilities holds with these events.
+    /// Fetches what a claim of these events needs.
     ///
     /// The response to a multi-event delivery answered for other events too, so it is not replayed.
-    pub(super) fn with_events(mut self, events: &[Event], abilities: Abilities) -> Self {
-        let terms = &mut self.terms;
-        let keys = if abilities.stored_data { digests(events) } else { Vec::new() };
-        terms.fetch = match terms.fetch {
+    pub(super) fn fetch_for(&mut self, events: &[Event]) {
+        let has_second = events.iter().any(|event| event.second_identity().is_some());
+        self.terms.fetch = match self.terms.fetch {
             Fetch::DigestAndResponse if events.len() != 1 => Fetch::Digest,
-            Fetch::Nothing if !keys.is_empty() => Fetch::Digest,
+            Fetch::Nothing if has_second && self.abilities.stored_data => Fetch::Digest,
             fetch => fetch,
         };
-        if abilities.inspection {
-            let mut types = Vec::new();
-            for event in events {
-                let Some(event_type) = event.shared_event_type() else { continue };
-                types.extend(event.identities().map(|key| (key.clone(), Arc::clone(event_type))));
-            }
-            types.sort_unstable();
-            terms.event_types = (!types.is_empty()).then(|| types.into());
-        }
-        if !keys.is_empty() {
-            // The first digest of a key counts: a compared payload before a content.
-            let payloads = terms.payloads.take().unwrap_or_default();
-            self.terms = self.terms.with_payloads(payloads.iter().cloned().chain(keys));
-        }
-        self
     }
 
-    /// Returns `true` if the handler runs unprotected after this error of a claim.
-    ///
-    /// [`StoreErrorKind::Corrupt`] never fails open: the unreadable data may belong to a duplicate. Nor does
-    /// an error after a reply that tells of another delivery, or after the store has found a duplicate, when only the
-    /// read of its response failed.
-    pub(super) fn fails_open(&self, error: &StoreError) -> bool {
-        let note = self.terms.duplicate_note.as_ref();
-        note.is_some_and(|note| note.get().is_none()) && error.kind() != StoreErrorKind::Corrupt
+    /// Returns an identity of an event with the terms of its calls. With a second identity the store holds the SHA-256
+    /// of its event's key, and with a key the payload, or else the content that is the second identity.
+    pub(super) fn keyed(&self, event: &Event, identity: &DedupKey) -> KeyedTerms {
+        let Abilities { stored_data, inspection, .. } = self.abilities;
+        let named = || Some(event.key().sha256()).filter(|_| stored_data);
+        let content = || event.content_sha256().filter(|_| stored_data);
+        let mut terms = CallTerms::new(self.terms);
+        terms.payload_sha256 =
+            if identity == event.key() { event.payload_sha256().or_else(content) } else { named() };
+        terms.event_type = event.shared_event_type().filter(|_| inspection).map(Arc::clone);
+        KeyedTerms { key: identity.clone(), terms }
     }
-}
-
-/// Returns the digests that the store holds with the identities of these events: with a second identity the SHA-256
-/// of its event's key, and with a key that of its event's content, if that is the second identity.
-fn digests(events: &[Event]) -> Vec<(DedupKey, [u8; 32])> {
-    let mut digests = Vec::new();
-    for event in events {
-        let Some(second) = event.second_identity() else { continue };
-        digests.push((second.clone(), event.key().sha256()));
-        if let Some(content) = event.content_sha256() {
-            digests.push((event.key().clone(), content));
-        }
-    }
-    digests
 }
 
 /// Generates, for each method of the adapter, a call for each of several keys: the replies are in the
@@ -116,10 +98,11 @@ macro_rules! calls {
         impl Calls {$(
             pub(super) fn $method<'c>(
                 &'c self,
-                keys: &'c [DedupKey],
+                keys: &'c [KeyedTerms],
             ) -> impl Future<Output = List<Result<$reply, StoreError>>> + Send + 'c {
                 let operation = &[stringify!($method), $context];
-                let (call, bound) = (move |key| self.adapter.$method(key, &self.terms), self.bound);
+                let call = |KeyedTerms { key, terms }: &'c KeyedTerms| self.adapter.$method(key, terms);
+                let bound = self.bound;
                 async move {
                     match keys {
                         // Most deliveries have one key.
@@ -139,9 +122,9 @@ calls!(claim "claiming keys" ClaimReply, renew "renewing leases" RenewReply,
 /// beside the others are made again, because the store has executed nothing of them.
 async fn each<'k, T>(
     operation: Operation,
-    keys: &'k [DedupKey],
+    keys: &'k [KeyedTerms],
     bound: Duration,
-    call: impl Fn(&'k DedupKey) -> StoreFuture<'k, T> + Copy + Send,
+    call: impl Fn(&'k KeyedTerms) -> StoreFuture<'k, T> + Copy + Send,
 ) -> List<Result<T, StoreError>> {
     let end = Instant::now() + bound;
     let mut replies: Vec<Option<Result<T, StoreError>>> = keys.iter().map(|_| None).collect();

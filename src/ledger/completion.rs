@@ -18,6 +18,7 @@ use std::ops::{Deref, DerefMut};
 use sqlx::{Database, Pool, Transaction};
 
 use super::held::{Effect, Held};
+use crate::adapter::KeyedTerms;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 use crate::adapter::contract::Within;
 use crate::adapter::contract::{Completion, StoredResponse};
@@ -27,7 +28,6 @@ use crate::adapter::transaction::{
 };
 use crate::delivery::Delivery;
 use crate::error::{BoxError, StoreError, StoreErrorKind};
-use crate::key::DedupKey;
 
 impl Delivery {
     /// Begins a transaction of the handler's on its own pool. [`DedupTx::commit`] completes the events of the delivery
@@ -69,7 +69,7 @@ impl Delivery {
         pool: &Pool<DB>,
     ) -> Result<DedupTx<DB>, CommitError> {
         let held = self.held()?;
-        let completion = held.completion(self.completes())?.within(Within::Marked);
+        let completion = held.completion(self.keys_to_complete())?.within(Within::Marked);
         // Before the transaction begins: an error that the handler ignores is no success.
         held.say(Effect::Begun);
         let begun = begin::<_, CommitError>(pool, &completion).await?;
@@ -88,7 +88,7 @@ impl Delivery {
     ///
     /// [`CommitErrorKind::Config`] for a store that completes no events in a transaction.
     pub fn completion(&self) -> Result<Completion, CommitError> {
-        let (held, keys) = (self.held()?, self.completes());
+        let (held, keys) = (self.held()?, self.keys_to_complete());
         let completion = held.completion(keys)?;
         if !keys.is_empty() {
             held.say(Effect::Begun);
@@ -115,7 +115,7 @@ impl Delivery {
     ) -> Result<(), CommitError> {
         let completion = self.completion()?;
         let ran = connection.complete_in(&completion).await;
-        self.held()?.has_completed.note();
+        self.held()?.note(|it| it.may_have_completed = true);
         self.noting_refusal(ran.map_err(CommitError::of_completion))
     }
 
@@ -123,19 +123,19 @@ impl Delivery {
     /// completes the events as under a lease, and demands no transaction. A later [`begin`](Self::begin) takes it back.
     pub fn nothing_to_write(&self) {
         if let Ok(held) = self.held() {
-            held.say(Effect::Nothing);
+            held.say(Effect::NothingToWrite);
         }
     }
 
     /// Returns `true` if the layer that runs this delivery demands a commit of it.
     pub(crate) fn demands_commit(&self) -> bool {
-        !self.is_unenforced() && self.held().is_ok_and(|held| held.demands_commit.is_known())
+        !self.is_unenforced() && self.held().is_ok_and(|held| held.state().demands_commit)
     }
 
     /// Demands a commit of this delivery, as its own layer does under the transactional ledger.
     pub(crate) fn demand_commit(&self) {
         if let (false, Ok(held)) = (self.is_unenforced(), self.held()) {
-            held.demands_commit.note();
+            held.note(|it| it.demands_commit = true);
         }
     }
 
@@ -161,7 +161,7 @@ impl Delivery {
     }
 
     /// Returns the keys that a completion completes.
-    fn completes(&self) -> &[DedupKey] {
+    fn keys_to_complete(&self) -> &[KeyedTerms] {
         match self.held() {
             Ok(held) if !self.is_unprotected() => &held.keys,
             _ => &[],
@@ -173,7 +173,7 @@ impl Delivery {
         if let (Err(error), Ok(held)) = (&result, self.held())
             && error.kind == CommitErrorKind::AlreadyComplete
         {
-            held.is_refused.note();
+            held.note(|it| it.is_refused = true);
         }
         result
     }
@@ -237,14 +237,14 @@ impl<DB: CompletionDatabase> DedupTx<DB> {
             return Err(error);
         }
         self.transaction.commit().await.map_err(CommitError::of_commit)?;
-        let is_held = !self.event.completes().is_empty();
+        let is_held = !self.event.keys_to_complete().is_empty();
         self.event.held()?.say(if is_held { Effect::Committed } else { Effect::Unsaid });
         Ok(())
     }
 
     async fn complete_last(&mut self) -> Result<(), CommitError> {
-        let is_completed = self.event.held()?.has_completed.is_known();
-        if (self.is_early || is_completed) && self.stands().await? {
+        let may_stand = self.is_early || self.event.held()?.state().may_have_completed;
+        if may_stand && self.stands().await? {
             return Ok(());
         }
         if self.is_early { Err(CommitError::ended()) } else { self.write(true).await }
@@ -280,7 +280,7 @@ impl<DB: CompletionDatabase> DedupTx<DB> {
 
     async fn write(&mut self, is_last: bool) -> Result<(), CommitError> {
         let Self { transaction, event, completion, .. } = self;
-        let (keys, connection) = (event.completes(), &mut **transaction);
+        let (keys, connection) = (event.keys_to_complete(), &mut **transaction);
         if keys.is_empty() {
             return Ok(());
         }
@@ -289,17 +289,14 @@ impl<DB: CompletionDatabase> DedupTx<DB> {
             // The handler may have set it after the beginning.
             *completion = held.completion(keys)?.within(Within::Marked);
         }
-        let written = connection.completes(completion, is_last).await;
-        let written = written.map_err(CommitError::of_completion);
-        event.noting_refusal(
-            written.and_then(|is_open| if is_open { Ok(()) } else { Err(CommitError::ended()) }),
-        )
+        let written = connection.complete_marked(completion, is_last).await;
+        event.noting_refusal(written.map_err(CommitError::of_completion))
     }
 
     /// Returns `true` if this transaction has completed the events, and its completion was not undone.
     async fn stands(&mut self) -> Result<bool, CommitError> {
         let Self { transaction, event, completion, .. } = self;
-        if event.completes().is_empty() {
+        if event.keys_to_complete().is_empty() {
             return Ok(true);
         }
         transaction.is_completed(completion).await.map_err(CommitError::of_completion)

@@ -7,9 +7,9 @@ use std::sync::Arc;
 
 use crate::adapter::contract::StoredResponse;
 
-/// When a key becomes permanent.
+/// The ledgers: when a key becomes permanent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Permanent {
+pub enum LedgerKind {
     /// After a success.
     Lease,
     /// Before the handler runs.
@@ -20,7 +20,7 @@ pub enum Permanent {
 
 /// Prevents implementations of [`Ledger`] in other crates.
 pub trait SealedLedger {
-    const PERMANENT: Permanent;
+    const KIND: LedgerKind;
 }
 
 /// A ledger: when a key becomes permanent.
@@ -67,7 +67,7 @@ pub enum Transactional {}
 macro_rules! ledgers {
     ($($ledger:ident: $($can:ident)*;)+) => {$(
         impl SealedLedger for $ledger {
-            const PERMANENT: Permanent = Permanent::$ledger;
+            const KIND: LedgerKind = LedgerKind::$ledger;
         }
 
         impl Ledger for $ledger {}

@@ -1,9 +1,9 @@
-//! What the lease ledger holds with a delivery.
+//! [`Held`]: what a ledger holds with a delivery under a lease, shared with its handler.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use super::call::{self, Calls};
+use crate::adapter::KeyedTerms;
 use crate::adapter::contract::{CompleteReply, Completion, Fetch, StoredResponse};
 use crate::delivery::Inner;
 use crate::error::StoreError;
@@ -16,89 +16,73 @@ pub(super) type HeldLease = Inner<Held>;
 /// What a ledger holds with a delivery under a lease.
 pub(super) struct Held {
     /// Sorted.
-    pub(super) keys: List<DedupKey>,
+    pub(super) keys: List<KeyedTerms>,
     pub(super) calls: Calls,
     /// What is stored of the response that the handler has set. Only the first one counts.
     pub(super) response: OnceLock<Arc<StoredResponse>>,
-    /// What the handler has said and done about its transaction.
-    effect: Mutex<Effect>,
+    state: Mutex<HeldState>,
+}
+
+/// What is known of a delivery under a lease. What has become true stays so.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct HeldState {
+    pub(super) effect: Effect,
     /// A success must have completed the events, unless the handler has nothing to write.
-    pub(super) demands_commit: Fact,
+    pub(super) demands_commit: bool,
     /// A completion was refused: another delivery may have completed the events.
-    pub(super) is_refused: Fact,
-    /// A statement has completed the events in a transaction of the handler's, which may have been rolled back since.
-    #[cfg(any(feature = "postgres", feature = "sqlite"))]
-    pub(super) has_completed: Fact,
+    pub(super) is_refused: bool,
+    /// A statement may have completed the events in a transaction of the handler's, which may have been rolled back since.
+    pub(super) may_have_completed: bool,
     /// A statement was made that stores the response of the handler.
-    is_response_stored: Fact,
+    is_response_stored: bool,
     /// The handler has ended. From now on only the completion reports a lost lease, because a renewal after the
     /// completion or the release finds no lease.
-    pub(super) has_ended: Fact,
+    pub(super) has_ended: bool,
 }
 
 /// What a handler has said and done about the transaction of its events.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) enum Effect {
-    /// Nothing.
+    /// It has said nothing.
+    #[default]
     Unsaid,
     /// It has nothing to write.
-    Nothing,
+    NothingToWrite,
     /// It has begun a transaction, or has taken a statement for one.
     Begun,
     /// A [`DedupTx`](super::completion::DedupTx) has committed the events.
     Committed,
 }
 
-/// A fact that becomes known, and stays so.
-#[derive(Debug, Default)]
-pub(super) struct Fact(AtomicBool);
-
-impl Fact {
-    pub(super) fn note(&self) {
-        self.0.store(true, Ordering::Release);
-    }
-
-    pub(super) fn is_known(&self) -> bool {
-        self.0.load(Ordering::Acquire)
-    }
-}
-
 impl Held {
-    pub(super) fn new(keys: List<DedupKey>, calls: Calls) -> Self {
-        Self {
-            keys,
-            calls,
-            response: OnceLock::new(),
-            effect: Mutex::new(Effect::Unsaid),
-            demands_commit: Fact::default(),
-            is_refused: Fact::default(),
-            #[cfg(any(feature = "postgres", feature = "sqlite"))]
-            has_completed: Fact::default(),
-            is_response_stored: Fact::default(),
-            has_ended: Fact::default(),
-        }
+    pub(super) fn new(keys: List<KeyedTerms>, calls: Calls) -> Self {
+        Self { keys, calls, response: OnceLock::new(), state: Mutex::default() }
+    }
+
+    pub(super) fn state(&self) -> HeldState {
+        *self.lock()
+    }
+
+    pub(super) fn note(&self, fact: impl FnOnce(&mut HeldState)) {
+        fact(&mut self.lock());
     }
 
     /// Sets what the handler has said or done last. What is committed stays so.
     pub(super) fn say(&self, effect: Effect) {
-        let mut said = self.lock();
+        let said = &mut self.lock().effect;
         if *said != Effect::Committed {
             *said = effect;
         }
     }
 
-    pub(super) fn effect(&self) -> Effect {
-        *self.lock()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Effect> {
-        self.effect.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, HeldState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Keeps what the layer stores of this response. It stores none of a delivery of several events.
     pub(super) fn set_response(&self, response: &StoredResponse) {
         let Calls { replay, terms, meters, .. } = &self.calls;
-        let Some(replay) = replay.as_ref().filter(|_| terms.fetch() == Fetch::DigestAndResponse)
+        let Some(replay) = replay.as_ref().filter(|_| terms.fetch == Fetch::DigestAndResponse)
         else {
             return;
         };
@@ -107,35 +91,60 @@ impl Held {
             Err(reason) => self
                 .keys
                 .iter()
-                .for_each(|key| observe::records::response_not_stored(meters, key, reason)),
+                .for_each(|it| observe::records::response_not_stored(meters, &it.key, reason)),
         }
     }
 
     /// Returns `true` if the layer stores a response, and none was stored with the completion.
     pub(super) fn awaits_response(&self) -> bool {
-        self.calls.terms.fetch() == Fetch::DigestAndResponse && !self.is_response_stored.is_known()
+        self.calls.terms.fetch == Fetch::DigestAndResponse && !self.state().is_response_stored
     }
 
     /// Returns the statement that completes these keys, with the response that the handler has set.
-    pub(super) fn completion(&self, keys: &[DedupKey]) -> Result<Completion, StoreError> {
-        let Calls { adapter, terms, .. } = &self.calls;
-        let Some(response) = self.response.get() else {
-            return adapter.completion(keys, terms);
+    pub(super) fn completion(&self, keys: &[KeyedTerms]) -> Result<Completion, StoreError> {
+        let response = self.response.get();
+        let with_response: List<KeyedTerms>;
+        let keys = match response {
+            Some(response) => {
+                self.note(|it| it.is_response_stored = true);
+                with_response = self::with_response(keys, response);
+                &with_response
+            }
+            None => keys,
         };
-        self.is_response_stored.note();
-        adapter.completion(keys, &terms.clone().with_response(Arc::clone(response)))
+        let keys: List<_> = keys.iter().map(|it| (&it.key, &it.terms)).collect();
+        let completion = self.calls.adapter.completion(&keys)?;
+        #[cfg(feature = "postgres")]
+        let completion = completion.for_handler(self.calls.handler_bound);
+        Ok(completion)
     }
 
-    /// Asks the store whether a transaction of the handler's has completed all keys.
+    /// Asks the store whether a transaction of the handler's has completed all keys. A store without this ability has
+    /// completed none.
     pub(super) async fn are_complete(&self) -> Result<bool, StoreError> {
+        if !self.calls.abilities.completion {
+            return Ok(false);
+        }
         let replies = call::all(self.calls.is_complete(&self.keys).await)?;
         Ok(replies.iter().all(|is_complete| *is_complete))
     }
 }
 
+/// Returns these keys with a response that is stored with each.
+pub(super) fn with_response(
+    keys: &[KeyedTerms],
+    response: &Arc<StoredResponse>,
+) -> List<KeyedTerms> {
+    let with = |KeyedTerms { key, terms }: &KeyedTerms| {
+        let terms = terms.clone().with_response(Arc::clone(response));
+        KeyedTerms { key: key.clone(), terms }
+    };
+    keys.iter().map(with).collect()
+}
+
 /// Reports claims that the store has lost, and lost leases, unless the delivery knew before.
 pub(super) fn report(
-    keys: &[DedupKey],
+    keys: &[KeyedTerms],
     replies: &[Result<CompleteReply, StoreError>],
     lease: &HeldLease,
 ) {
@@ -150,13 +159,13 @@ pub(super) fn report(
 
 /// Returns the keys with this reply.
 pub(super) fn with_reply<'k, T: PartialEq>(
-    keys: &'k [DedupKey],
+    keys: &'k [KeyedTerms],
     replies: &'k [Result<T, StoreError>],
     reply: T,
 ) -> impl Iterator<Item = &'k DedupKey> {
     let replies = keys.iter().zip(replies);
     let replies = replies.filter(move |(_, other)| other.as_ref().is_ok_and(|it| *it == reply));
-    replies.map(|(key, _)| key)
+    replies.map(|(it, _)| &it.key)
 }
 
 impl HeldLease {

@@ -19,24 +19,23 @@
 //! 6. The events of a delivery complete or are released together.
 //! 7. A completion that is dropped: *lease*: it continues. *Transactional*: the handler's COMMIT has decided.
 
-pub(crate) mod any;
 mod arrival;
+mod background;
+pub(crate) mod begin;
 mod call;
-mod claims;
+pub(crate) mod claim;
 pub(crate) mod completion;
 pub(crate) mod contract;
 mod held;
-pub(crate) mod lease;
-mod pending;
+mod hold;
 mod renewal;
 mod resolve;
-mod retry;
-mod shared;
 mod times;
 
-pub(crate) use any::{AnyLedger, Begin};
+pub(crate) use begin::Begin;
 pub(crate) use call::Calls;
+pub(crate) use claim::{Claim, Settled};
 pub(crate) use contract::{CanReplay, FailOpen, HandlerSuccess, RunsWithoutKey};
 pub use contract::{Lease, Ledger, OnArrival, Transactional};
-pub(crate) use lease::{Claim, Settled};
+pub(crate) use hold::AnyLedger;
 pub(crate) use times::{PollDelays, TRANSACTIONAL_LEASE, Times, poll_delays};

@@ -145,7 +145,7 @@ async fn renew(lease: Arc<HeldLease>, mut due: Instant) {
         due = self::due(held, Instant::now());
         let replies = held.calls.renew(&held.keys).await;
         let mut lost = with_reply(&held.keys, &replies, RenewReply::Lost).peekable();
-        if lost.peek().is_some() && !held.has_ended.is_known() && !is_completed(held).await {
+        if lost.peek().is_some() && !held.state().has_ended && !is_completed(held).await {
             lease.report_lost(lost);
         }
         if replies.iter().any(|reply| matches!(reply, Err(_) | Ok(RenewReply::Locked))) {
@@ -156,9 +156,8 @@ async fn renew(lease: Arc<HeldLease>, mut due: Instant) {
 
 /// Returns `true` if the handler's own transaction has completed the keys: their leases are over, and not lost.
 async fn is_completed(held: &Held) -> bool {
-    held.effect() == Effect::Committed
-        || held.calls.adapter.abilities().completion
-            && held.are_complete().await.is_ok_and(|are_complete| are_complete)
+    held.state().effect == Effect::Committed
+        || held.are_complete().await.is_ok_and(|are_complete| are_complete)
 }
 
 /// Returns when to renew a lease that counts from `since`.

@@ -21,15 +21,17 @@
 //! 7. A response is replayed to a delivery of one event only.
 
 use std::collections::HashSet;
+use std::future::Future;
+use std::mem::take;
+use std::ops::ControlFlow;
 
-use crate::adapter::contract::{CallTerms, ClaimReply, Fetch, Seen};
+use super::call::{Calls, Claimed, Reply};
+use super::hold::Hold;
+use crate::adapter::KeyedTerms;
+use crate::adapter::contract::{ClaimReply, Fetch, Seen};
 use crate::error::{StoreError, StoreErrorKind};
 use crate::key::{DedupKey, Event, Keys, List};
 use crate::observe::{self, Meters};
-
-/// The reply of the store for one key, or what this process knows of the key. After an error of unknown outcome, the
-/// key may be held.
-pub(super) type Reply = Result<ClaimReply, StoreError>;
 
 /// Returns the events without repetitions: rule 4.
 pub(super) fn distinct(keys: &Keys) -> List<Event> {
@@ -47,67 +49,137 @@ pub(super) fn distinct(keys: &Keys) -> List<Event> {
     events.into()
 }
 
-/// Returns all identities of these events, sorted.
-pub(super) fn identities(events: &[Event]) -> List<DedupKey> {
-    let mut keys: List<DedupKey> = events.iter().flat_map(Event::identities).cloned().collect();
-    keys.sort_unstable();
-    keys
+/// Claims the identities of these events. Then the hold has only keys of events that do not run.
+///
+/// # Errors
+///
+/// No event runs, and a claim has failed.
+pub(super) fn claim_all<'h>(
+    hold: &'h mut Hold<'_>,
+    events: List<Event>,
+) -> impl Future<Output = Result<Resolution, StoreError>> + Send + 'h {
+    hold.calls.fetch_for(&events);
+    async move {
+        let asked = events.iter().map(|it| hold.asking(it, first_identity(it))).collect();
+        let first = hold.claim(asked).await;
+        let answered = match answered(events, first) {
+            ControlFlow::Break(resolution) => return Ok(resolution),
+            ControlFlow::Continue(answered) => answered,
+        };
+        if answered.iter().any(Answered::leads_to_key) {
+            // Boxed, because most events have one identity.
+            return Box::pin(claim_keys(hold, answered)).await;
+        }
+        conclude(hold, answered)
+    }
+}
+
+/// Takes the first replies. Most deliveries carry one event with one identity, which is new, and need no more.
+fn answered(events: List<Event>, first: List<Claimed>) -> ControlFlow<Resolution, Vec<Answered>> {
+    if let ([(_, Ok(ClaimReply::First { attempt, takeover }))], [event]) = (&*first, &*events)
+        && event.second_identity().is_none()
+    {
+        let (attempt, takeover) = (*attempt, *takeover);
+        let held = first.into_iter().map(|(it, _)| it).collect();
+        let resolution = Resolution { new: events, held, attempt, takeover, ..Default::default() };
+        return ControlFlow::Break(resolution);
+    }
+    let first = events.into_iter().zip(first);
+    ControlFlow::Continue(first.map(|(event, it)| Answered::first(event, it)).collect())
+}
+
+/// Claims the keys after their second identities.
+async fn claim_keys(
+    hold: &mut Hold<'_>,
+    mut answered: Vec<Answered>,
+) -> Result<Resolution, StoreError> {
+    hold.keys = answered.iter().flat_map(Answered::may_be_held).cloned().collect();
+    let later = answered.iter().filter(|it| it.leads_to_key());
+    let asked = later.map(|it| hold.asking(&it.event, it.event.key())).collect();
+    let mut claimed = hold.claim(asked).await.into_iter();
+    for later in answered.iter_mut().filter(|it| it.leads_to_key()) {
+        later.key = claimed.next();
+    }
+    let resolution = conclude(hold, answered)?;
+    if resolution.new.is_empty() && !hold.keys.is_empty() {
+        // Whoever runs nothing holds nothing. A release that fails continues in the background.
+        let _ = hold.release().await;
+    }
+    Ok(resolution)
+}
+
+/// Resolves the replies.
+fn conclude(hold: &mut Hold<'_>, answered: Vec<Answered>) -> Result<Resolution, StoreError> {
+    let Calls { terms, meters, .. } = &hold.calls;
+    let events = || answered.iter().map(|it| it.event.clone()).collect();
+    let failed = error(&answered).map(|error| (error, events()));
+    let mut resolution = resolve(answered, terms.fetch, meters);
+    hold.keys = take(&mut resolution.release);
+    match failed.filter(|_| resolution.new.is_empty()) {
+        Some((error, events)) if hold.fails_open(&error) => {
+            hold.keep();
+            Ok(Resolution::unprotected(events, &error, &hold.calls))
+        }
+        Some((error, _)) => Err(error),
+        None => Ok(resolution),
+    }
 }
 
 /// Returns the identity that is claimed first.
-pub(super) fn first_identity(event: &Event) -> &DedupKey {
+fn first_identity(event: &Event) -> &DedupKey {
     event.second_identity().unwrap_or(event.key())
 }
 
 /// An event with the replies that decide about it.
 #[derive(Debug)]
-pub(super) struct Answered {
-    pub(super) event: Event,
+struct Answered {
+    event: Event,
     /// `None` if the key is not claimed.
-    pub(super) key: Option<Reply>,
-    /// For the second identity. `None` if there is none, or if it leaves the decision to the key: rule 2.
-    second: Option<Reply>,
+    key: Option<Claimed>,
+    /// The second identity. `None` if there is none, or if it leaves the decision to the key: rule 2.
+    second: Option<Claimed>,
 }
 
 impl Answered {
-    /// Takes the reply for the identity that is claimed first.
-    pub(super) fn first(event: Event, reply: Reply) -> Self {
-        let (key, second) = match &reply {
-            _ if event.second_identity().is_none() => (Some(reply), None),
-            Ok(ClaimReply::Duplicate(seen)) if named_key(seen) == Some(event.key().sha256()) => {
+    /// Takes the identity that is claimed first.
+    fn first(event: Event, claimed: Claimed) -> Self {
+        let (key, second) = match &claimed.1 {
+            _ if event.second_identity().is_none() => (Some(claimed), None),
+            Ok(ClaimReply::Duplicate(seen))
+                if stored_sha256(seen) == Some(event.key().sha256()) =>
+            {
                 (None, None)
             }
-            _ => (None, Some(reply)),
+            _ => (None, Some(claimed)),
         };
         Self { event, key, second }
     }
 
     /// Returns `true` if the key is claimed after the second identity: rule 2.
-    pub(super) fn leads_to_key(&self) -> bool {
+    fn leads_to_key(&self) -> bool {
         let second = self.second.as_ref();
-        self.key.is_none() && second.is_none_or(|reply| reply.as_ref().is_ok_and(is_first))
+        self.key.is_none() && second.is_none_or(|(_, reply)| reply.as_ref().is_ok_and(is_first))
     }
 
-    fn replies(&self) -> impl Iterator<Item = (&DedupKey, &Reply)> {
-        let identities = self.event.identities().zip([&self.key, &self.second]);
-        identities.filter_map(|(identity, reply)| Some((identity, reply.as_ref()?)))
+    fn claimed(&self) -> impl Iterator<Item = &Claimed> {
+        self.key.iter().chain(&self.second)
     }
 
     /// Returns the identities that were claimed, or whose claims have an unknown outcome.
-    pub(super) fn may_be_held(&self) -> impl Iterator<Item = &DedupKey> {
-        self.replies().filter(|(_, reply)| may_be_held(reply)).map(|(identity, _)| identity)
+    fn may_be_held(&self) -> impl Iterator<Item = &KeyedTerms> {
+        self.claimed().filter(|(_, reply)| may_be_held(reply)).map(|(identity, _)| identity)
     }
 }
 
 /// Returns the error of a claim. Unreadable data may belong to a duplicate, so such an error comes first: it
 /// decides whether a handler runs.
-pub(super) fn error(answered: &[Answered]) -> Option<StoreError> {
-    let replies = answered.iter().flat_map(Answered::replies);
+fn error(answered: &[Answered]) -> Option<StoreError> {
+    let replies = answered.iter().flat_map(Answered::claimed);
     let errors = replies.filter_map(|(_, reply)| reply.as_ref().err());
     errors.min_by_key(|error| error.kind() != StoreErrorKind::Corrupt).cloned()
 }
 
-pub(super) fn is_first(reply: &ClaimReply) -> bool {
+fn is_first(reply: &ClaimReply) -> bool {
     matches!(reply, ClaimReply::First { .. })
 }
 
@@ -115,9 +187,9 @@ fn may_be_held(reply: &Reply) -> bool {
     reply.as_ref().map_or_else(StoreError::is_unknown, is_first)
 }
 
-/// Returns the SHA-256 of the key for which a second identity is complete.
-fn named_key(second: &Seen) -> Option<[u8; 32]> {
-    second.stored.as_ref()?.payload_sha256
+/// Returns the SHA-256 that is stored: that of a payload, or with a second identity that of its key.
+fn stored_sha256(seen: &Seen) -> Option<[u8; 32]> {
+    seen.stored.as_ref()?.payload_sha256
 }
 
 /// The verdict on a delivery.
@@ -126,48 +198,45 @@ pub(super) struct Resolution {
     /// The events that run.
     pub(super) new: List<Event>,
     /// The claimed identities of the events that run, sorted.
-    pub(super) held: List<DedupKey>,
+    pub(super) held: List<KeyedTerms>,
     pub(super) attempt: u32,
     pub(super) takeover: bool,
     pub(super) in_flight: bool,
-    pub(super) duplicate: Option<Seen>,
+    duplicate: Option<Seen>,
     pub(super) mismatch: bool,
     /// Keys to release: rule 5.
-    pub(super) release: List<DedupKey>,
+    release: List<KeyedTerms>,
     /// The events run although the store has not replied.
     pub(super) is_unprotected: bool,
 }
 
 impl Resolution {
     /// Lets the events run although the store has not replied.
-    pub(super) fn unprotected(new: List<Event>, error: &StoreError, meters: &Meters) -> Self {
+    fn unprotected(new: List<Event>, error: &StoreError, calls: &Calls) -> Self {
         if let Some(event) = new.first() {
-            observe::records::unprotected(meters, event.key(), error);
+            observe::records::unprotected(&calls.meters, event.key(), error);
         }
-        let held = identities(&new);
+        let identities = |event| Event::identities(event).map(|it| calls.keyed(event, it));
+        let held = sorted(new.iter().flat_map(identities).collect());
         Self { new, held, attempt: 1, is_unprotected: true, ..Self::default() }
     }
 
     /// Notes the replies for an event.
-    fn add(&mut self, answered: &Answered, terms: &CallTerms, meters: &Meters) {
+    fn add(&mut self, answered: Answered, fetch: Fetch, meters: &Meters) {
         use ClaimReply::{Duplicate, First};
-        let event = &answered.event;
         match (&answered.key, &answered.second) {
-            (Some(Ok(First { .. })), None | Some(Ok(First { .. }))) => {
-                self.new.push(event.clone());
-                for (identity, reply) in answered.replies() {
+            (Some((_, Ok(First { .. }))), None | Some((_, Ok(First { .. })))) => {
+                for (identity, reply) in answered.key.into_iter().chain(answered.second) {
                     let Ok(First { attempt, takeover }) = reply else { continue };
-                    self.held.push(identity.clone());
-                    self.attempt = self.attempt.max(*attempt);
+                    self.held.push(identity);
+                    self.attempt = self.attempt.max(attempt);
                     self.takeover |= takeover;
                 }
+                self.new.push(answered.event);
                 return;
             }
-            (Some(Ok(Duplicate(seen))), _) => {
-                self.add_duplicate(event, event.key(), seen, (terms, meters));
-            }
-            (_, Some(Ok(Duplicate(seen)))) => {
-                self.add_duplicate(event, first_identity(event), seen, (terms, meters));
+            (Some((by, Ok(Duplicate(seen)))), _) | (_, Some((by, Ok(Duplicate(seen))))) => {
+                self.add_duplicate(&answered.event, by, seen, fetch, meters);
             }
             _ => self.in_flight = true,
         }
@@ -183,46 +252,46 @@ impl Resolution {
     fn add_duplicate(
         &mut self,
         event: &Event,
-        by: &DedupKey,
+        by: &KeyedTerms,
         seen: &Seen,
-        (terms, meters): (&CallTerms, &Meters),
+        fetch: Fetch,
+        meters: &Meters,
     ) {
-        if by == event.key() {
-            if is_mismatch(by, seen, terms) {
+        let stored = stored_sha256(seen);
+        if by.key == *event.key() {
+            let asked = by.terms.payload_sha256();
+            if stored.is_some_and(|stored| asked.is_some_and(|asked| asked != stored)) {
                 self.mismatch = true;
-                observe::records::mismatch(meters, by);
+                observe::records::mismatch(meters, event.key());
             }
-        } else if named_key(seen).is_some_and(|named| named != event.key().sha256()) {
+        } else if stored.is_some_and(|named| named != event.key().sha256()) {
             let report = if event.alias().is_some() {
                 observe::records::same_event
             } else {
                 observe::records::same_body
             };
-            report(meters, event.key(), by);
+            report(meters, event.key(), &by.key);
         }
         // A response answers a delivery of one event.
-        let replays = terms.fetch() == Fetch::DigestAndResponse;
+        let replays = fetch == Fetch::DigestAndResponse;
         let seen = || if replays { seen.clone() } else { Seen::new(seen.age) };
         self.duplicate.get_or_insert_with(seen);
     }
 }
 
 /// Resolves the replies.
-pub(super) fn resolve(answered: &[Answered], terms: &CallTerms, meters: &Meters) -> Resolution {
+fn resolve(answered: Vec<Answered>, fetch: Fetch, meters: &Meters) -> Resolution {
     let mut resolution = Resolution::default();
     for event in answered {
-        resolution.add(event, terms, meters);
+        resolution.add(event, fetch, meters);
     }
-    resolution.held.sort_unstable();
-    resolution.release.sort_unstable();
+    resolution.held = sorted(resolution.held);
     resolution
 }
 
-/// Returns `true` if the key was handled with another payload than that of this call.
-fn is_mismatch(key: &DedupKey, seen: &Seen, terms: &CallTerms) -> bool {
-    let stored = seen.stored.as_ref().and_then(|stored| stored.payload_sha256);
-    let asked = || terms.stored_data_for(key).and_then(|asked| asked.payload_sha256);
-    stored.is_some_and(|stored| asked().is_some_and(|asked| asked != stored))
+fn sorted(mut keys: List<KeyedTerms>) -> List<KeyedTerms> {
+    keys.sort_unstable_by(|one, other| one.key.cmp(&other.key));
+    keys
 }
 
 #[cfg(test)]
@@ -231,7 +300,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::adapter::contract::{StoredData, StoredResponse};
+    use crate::adapter::contract::{CallTerms, StoredData, StoredResponse};
     use crate::key::LogIds;
 
     fn key(id: &str) -> DedupKey {
@@ -267,15 +336,24 @@ mod tests {
         Meters::new(&"n".into(), false, LogIds::Plain)
     }
 
-    fn terms() -> CallTerms {
-        CallTerms::on_completion([0; 16].into(), Duration::ZERO, Duration::ZERO)
+    /// The identity of this name, claimed with this reply.
+    fn claimed(id: &str, reply: Reply) -> Claimed {
+        let terms = CallTerms::on_completion([0; 16].into(), Duration::ZERO, Duration::ZERO);
+        (KeyedTerms { key: key(id), terms }, reply)
+    }
+
+    fn ids(keys: &[KeyedTerms]) -> String {
+        keys.iter().map(|it| it.key.id()).collect::<Vec<_>>().join(" ")
     }
 
     #[test]
     fn unreadable_data_of_any_event_is_the_error_of_all() {
         let kinds = [StoreErrorKind::Unavailable, StoreErrorKind::Corrupt, StoreErrorKind::Timeout];
         let answered: Vec<_> = (events(&["a", "b", "c"]).into_iter().zip(kinds))
-            .map(|(it, kind)| Answered::first(it, Err(StoreError::new(kind, "claiming keys"))))
+            .map(|(it, kind)| {
+                (it.key().id().to_owned(), it, StoreError::new(kind, "claiming keys"))
+            })
+            .map(|(id, it, error)| Answered::first(it, claimed(&id, Err(error))))
             .collect();
         assert_eq!(error(&answered).unwrap().kind(), StoreErrorKind::Corrupt);
     }
@@ -294,16 +372,17 @@ mod tests {
         let are_asked: Vec<_> = events.iter().map(|event| first_identity(event).id()).collect();
         assert_eq!(are_asked, first.each_ref().map(|(id, _)| *id));
         let first = events.into_iter().zip(first);
-        let first = first.map(|(event, (_, reply))| Answered::first(event, Ok(reply)));
+        let first =
+            first.map(|(event, (id, reply))| Answered::first(event, claimed(id, Ok(reply))));
         let mut answered: Vec<_> = first.collect();
         let are_later = answered.iter().map(Answered::leads_to_key).collect::<Vec<_>>();
         assert_eq!(are_later, [true, false, false, true, false, false]);
-        for at in [0, 3] {
-            answered[at].key = Some(Ok(FIRST));
+        for (at, id) in [(0, "a"), (3, "d")] {
+            answered[at].key = Some(claimed(id, Ok(FIRST)));
         }
-        let resolution = resolve(&answered, &terms(), &meters());
+        let resolution = resolve(answered, Fetch::Nothing, &meters());
         assert_eq!(*resolution.new, ["a+s", "d+v", "f"].map(event));
-        assert_eq!(*resolution.held, ["a", "d", "f", "s"].map(key));
+        assert_eq!(ids(&resolution.held), "a d f s");
         assert!(resolution.in_flight && resolution.duplicate.is_some());
         assert!(resolution.release.is_empty());
     }
@@ -312,7 +391,6 @@ mod tests {
     fn event_that_shares_an_identity_with_an_earlier_one_is_claimed_once() {
         let distinct = events(&["a+s", "b", "a+t", "c+s", "b"]);
         assert_eq!(*distinct, ["a+s", "b"].map(event));
-        assert_eq!(*identities(&distinct), ["a", "b", "s"].map(key));
     }
 
     /// An event that does not run: whether it is in flight or a duplicate, and what is released.
@@ -332,15 +410,14 @@ mod tests {
             (DUPLICATE, Some(FIRST), false, "a"),
             (InFlight, Some(FIRST), true, "a"),
         ] {
-            let mut answered = Answered::first(event("a+s"), Ok(second));
-            answered.key = key.map(Ok);
-            let answered = [answered];
-            let resolution = resolve(&answered, &terms(), &meters());
+            let shown = format!("{second:?} {key:?}");
+            let mut answered = Answered::first(event("a+s"), claimed("s", Ok(second)));
+            answered.key = key.map(|reply| claimed("a", Ok(reply)));
+            let resolution = resolve(vec![answered], Fetch::Nothing, &meters());
             assert!(resolution.new.is_empty() && resolution.held.is_empty());
             let found = (resolution.in_flight, resolution.duplicate.is_none());
-            assert_eq!(found, (is_in_flight, is_in_flight), "{answered:?}");
-            let released: Vec<_> = resolution.release.iter().map(DedupKey::id).collect();
-            assert_eq!(released.join(" "), release);
+            assert_eq!(found, (is_in_flight, is_in_flight), "{shown}");
+            assert_eq!(ids(&resolution.release), release);
         }
     }
 
@@ -348,11 +425,11 @@ mod tests {
     fn payload_and_response_are_those_of_the_key() {
         let response = StoredResponse::new(Default::default(), Default::default(), "a".into());
         let reply = complete(Some([1; 32]), Some(Arc::new(response)));
-        let answered = [Answered::first(event("a"), Ok(reply))];
-        let terms = terms().with_payloads([(key("a"), [2; 32])]);
         for fetch in [Fetch::Nothing, Fetch::Digest, Fetch::DigestAndResponse] {
-            let terms = terms.clone().with_fetch(fetch);
-            let resolution = resolve(&answered, &terms, &meters());
+            let (mut it, reply) = claimed("a", Ok(reply.clone()));
+            it.terms = it.terms.with_payload_sha256([2; 32]);
+            let answered = vec![Answered::first(event("a"), (it, reply))];
+            let resolution = resolve(answered, fetch, &meters());
             assert!(resolution.mismatch);
             let stored = resolution.duplicate.unwrap().stored;
             assert_eq!(stored.is_some(), fetch == Fetch::DigestAndResponse);

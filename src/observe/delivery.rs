@@ -147,7 +147,7 @@ fn rounded_ms(duration: Duration) -> f64 {
 pub(crate) struct RunReport {
     pub(crate) meters: Arc<Meters>,
     pub(crate) fields: Report,
-    /// Without the payload, which may be large.
+    /// Of one event, without the bytes of its payload, which may be large.
     pub(crate) keys: Keys,
     /// `None` until the run has ended.
     outcome: Option<Outcome>,
@@ -155,8 +155,7 @@ pub(crate) struct RunReport {
 }
 
 impl RunReport {
-    pub(crate) fn start(meters: Arc<Meters>, event: &Event) -> Self {
-        let keys = Keys::from(event.clone()).without_payloads();
+    pub(crate) fn start(meters: Arc<Meters>, keys: Keys) -> Self {
         let mut fields = Report::started_now();
         fields.open_span(keys.events(), &meters);
         Self { fields, keys, outcome: None, _running: meters.running(), meters }

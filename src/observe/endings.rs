@@ -135,7 +135,7 @@ endings! {
     Bypass = "bypass" DEBUG,
         "a request without an event for the handler, a missing key that passes through, or a delivery that an outer \
          layer already runs. The record of the first two comes after the handler, and `uncommitted`, `panicked`, \
-         `handler_timeout` and `overloaded` apply to them too";
+         `handler_timeout` and `overloaded` apply to them too; in shadow, it comes before the handler";
 }
 pub(crate) use outcome_rows;
 

@@ -124,9 +124,10 @@ records! {
         namespace, limit_bytes = limit, largest_bytes = largest
     }
 
-    /// a [`VerifyLayer`](crate::verify::VerifyLayer) refused the request; `preset` is the sender, `path` the
+    /// a [`VerifyLayer`](crate::verify::VerifyLayer) has not verified the request; `preset` is the sender, `path` the
     /// path of the request, and `reason` says why. `url`, of a sender that signs the URL, is the one that it has to
-    /// have signed, without the query. `claimed_id` is the id of the request, which nobody has verified
+    /// have signed, without the query. `claimed_id` is the id of the request, which nobody has verified. `reported` is
+    /// true if the layer [only reports](crate::verify::VerifyLayer::report_only), and the request went on
     #[cfg(feature = "verify")]
     #[count("tower_dedup_not_verified_total", "preset" => preset.unwrap_or("other").to_owned(), "reason" => name)]
     warn not_verified(
@@ -134,10 +135,11 @@ records! {
         path: &str,
         url: Option<&str>,
         claimed_id: Option<&str>,
+        reported: Option<bool>,
         name: &'static str,
-        reason: &dyn std::fmt::Display
+        reason: &str
     ) {
-        "not verified", preset, path, url, claimed_id, %reason
+        "not verified", preset, path, url, claimed_id, reported, reason
     }
 
     /// the argument is [`Delivery`](crate::Delivery); `fix` says what to change
@@ -257,6 +259,12 @@ pub(crate) use record_rows;
 #[cfg(feature = "postgres")]
 pub(crate) fn worker_restarted(store: &'static str) {
     count!("tower_dedup_worker_restarts_total", "store" => store);
+}
+
+/// Counts a request to a layer that verifies, by its result.
+#[cfg(feature = "verify")]
+pub(crate) fn verified(preset: Option<&str>, result: &'static str) {
+    count!("tower_dedup_verifications_total", "preset" => preset.unwrap_or("other").to_owned(), "result" => result);
 }
 
 /// Returns the error and its causes in one line. A cause may have the text of a server or of the application.

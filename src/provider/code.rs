@@ -12,8 +12,8 @@ use crate::key::{self, RequestRef, Rule};
 /// id; to let this redelivery run, [forget its key](crate::guide::incidents#running-an-event-again). All
 /// webhooks that subscribe to an event share the value. A repository and its organisation may post one
 /// event to one URL. If both deliveries must be handled, give each its own route and namespace. A
-/// response other than 2xx loses the event: commit a job and answer at once, as in the example
-/// `ack_fast`. GitHub does not deliver an event that is larger than 25 MB.
+/// response other than 2xx loses the event: put an [inbox](crate::guide::inbox) around the layer. GitHub does not
+/// deliver an event that is larger than 25 MB.
 ///
 /// The first request to a new hook is a `ping`. The layer answers it, if the signed body is a ping too.
 /// A ping that is sent as a form has its own id and is deduplicated.
@@ -67,7 +67,7 @@ pub const GITLAB: Preset = Preset {
 /// Gitea and Forgejo: the header `X-Gitea-Delivery`.
 ///
 /// They never retry. If a person sends a delivery again, it has a *new* id and runs again. A response
-/// other than 2xx loses the event: commit a job and answer at once, as in the example `ack_fast`.
+/// other than 2xx loses the event: put an [inbox](crate::guide::inbox) around the layer.
 ///
 /// [Signature](https://docs.gitea.com/usage/webhooks): HMAC-SHA256 over the body. Neither the id nor a time is signed.
 pub const GITEA: Preset = Preset {

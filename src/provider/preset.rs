@@ -74,7 +74,7 @@ pub(crate) enum Retries {
     /// The sender retries after a failed connection only. A response of any status ends the delivery.
     ConnectionFailure,
     /// The sender never retries: a delivery that is not acknowledged is lost unless a person sends
-    /// it again. The handler should commit a job and answer at once, as in the example `ack_fast`.
+    /// it again. An inbox around the layer delivers it again.
     Never,
     /// Retries are not documented, or senders of this format differ. Expect repeated deliveries and
     /// lost deliveries.

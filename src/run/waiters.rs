@@ -59,6 +59,14 @@ pub(crate) trait Admission {
     fn release(&mut self);
 }
 
+/// Why a delivery that has waited has not begun.
+pub(crate) enum NotBegun<R> {
+    /// The store has failed.
+    Failed(StoreError),
+    /// The delivery may not run.
+    Refused(R),
+}
+
 /// For deliveries that hold nothing.
 impl Admission for () {
     type Refusal = std::convert::Infallible;
@@ -126,18 +134,18 @@ impl Waiter<'_> {
     ///
     /// # Errors
     ///
-    /// The delivery may not run.
+    /// The store has failed, or the delivery may not run.
     pub(crate) async fn claim<A: Admission>(
         &self,
-        ledger: &AnyLedger,
+        ledger: &Arc<AnyLedger>,
         calls: &Calls,
         bound: Duration,
         admission: &mut A,
-    ) -> Result<Result<Begin, StoreError>, A::Refusal> {
+    ) -> Result<Begin, NotBegun<A::Refusal>> {
         let deadline = Instant::now() + bound.min(LONGEST_WAIT);
-        let Some(awaited) = &self.awaited else { return Ok(Ok(Begin::InFlight)) };
+        let Some(awaited) = &self.awaited else { return Ok(Begin::InFlight) };
         let Ok(mut pauses) = timeout_at(deadline, awaited.turn.lock()).await else {
-            return Ok(Ok(Begin::InFlight));
+            return Ok(Begin::InFlight);
         };
         loop {
             admission.release();
@@ -149,9 +157,10 @@ impl Waiter<'_> {
             };
             // A waiter that is alone claims a last time. The polls of others go on without it.
             if !is_woken && due > deadline && awaited.waiters() > 1 {
-                return Ok(Ok(Begin::InFlight));
+                return Ok(Begin::InFlight);
             }
-            let Some(turn) = admission.admit(deadline).await? else {
+            let admitted = admission.admit(deadline).await.map_err(NotBegun::Refused)?;
+            let Some(turn) = admitted else {
                 // The delivery that has ended gives its permit back soon.
                 if is_woken {
                     *pauses = poll_delays();
@@ -167,8 +176,10 @@ impl Waiter<'_> {
             }
             let is_undecided = matches!(begun, Ok(Begin::InFlight) | Err(_));
             if !is_undecided || Instant::now() >= deadline {
-                let is_in_flight = begun.is_err() && calls.is_open();
-                return Ok(if is_in_flight { Ok(Begin::InFlight) } else { begun });
+                return match begun {
+                    Err(_) if calls.fails_open => Ok(Begin::InFlight),
+                    begun => begun.map_err(NotBegun::Failed),
+                };
             }
         }
     }

@@ -1,5 +1,6 @@
 //! [`VerifyLayer`] and [`Verify`].
 
+use std::borrow::Cow;
 use std::fmt;
 use std::future::{Future, poll_fn};
 use std::mem;
@@ -45,6 +46,30 @@ const LOOK_UP_TIMEOUT: Duration = Duration::from_secs(2);
 /// The `Retry-After` of a look-up that failed, in seconds: that of a `DedupLayer` whose store is not available.
 const RETRY_LOOK_UP: HeaderValue = HeaderValue::from_static("30");
 
+/// Why a request is not verified.
+struct Unverified {
+    /// The answer, unless the layer only reports.
+    status: StatusCode,
+    /// The name of the reason in metrics.
+    name: &'static str,
+    reason: Cow<'static, str>,
+}
+
+impl From<Refusal> for Unverified {
+    fn from(refusal: Refusal) -> Self {
+        let (status, reason) = (StatusCode::UNAUTHORIZED, refusal.to_string().into());
+        Self { status, name: refusal.name(), reason }
+    }
+}
+
+impl Unverified {
+    /// A closure panicked: the fault is not the sender's, who delivers again.
+    fn by_panic() -> Self {
+        let status = StatusCode::SERVICE_UNAVAILABLE;
+        Self { status, name: "panicked", reason: PANICKED.into() }
+    }
+}
+
 /// What verifies a request.
 enum Check {
     Verifier(Box<Verifier>),
@@ -53,7 +78,7 @@ enum Check {
     Select(Box<Select>),
 }
 
-/// Passes only requests with a valid signature, and inserts [`Verified`] into their extensions.
+/// Passes only requests with a valid signature, unless it [only reports](Self::report_only), and inserts [`Verified`] into their extensions.
 ///
 /// It belongs *outside* the [`DedupLayer`](crate::DedupLayer): first in a tuple, or in a `ServiceBuilder`. Then
 /// an unverified request uses up no id.
@@ -107,6 +132,8 @@ pub struct VerifyLayer {
     log_ids: LogIds,
     body_limit: usize,
     body_timeout: Duration,
+    /// Requests that are not verified pass.
+    reports_only: bool,
 }
 
 impl VerifyLayer {
@@ -175,6 +202,7 @@ impl VerifyLayer {
             log_ids: LogIds::default(),
             body_limit: BODY_LIMIT,
             body_timeout: BODY_TIMEOUT,
+            reports_only: false,
         }
     }
 
@@ -218,6 +246,17 @@ impl VerifyLayer {
         self
     }
 
+    /// Lets a request that is not verified pass, without [`Verified`], after it was logged (`not verified`, with `reported`)
+    /// and counted: to switch verification on [in a running service](crate::guide::verification#in-a-running-service).
+    ///
+    /// **The layer protects nothing then**: a forged request reaches the handler. With
+    /// [`require_verified`](crate::DedupLayer::require_verified), the deduplicating layer still refuses it, by 500. A body
+    /// that is too large, too slow or broken cannot be passed, and is refused in any case.
+    pub fn report_only(mut self) -> Self {
+        self.reports_only = true;
+        self
+    }
+
     /// Returns the layer if its settings are valid. A layer with an invalid setting panics when it wraps a service.
     ///
     /// # Errors
@@ -237,36 +276,53 @@ impl VerifyLayer {
         let (mut head, body) = request.into_parts();
         let found;
         let check = match &*self.check {
-            Check::Verifier(verifier) => Ok(&**verifier),
-            Check::Select(look_up) => {
-                found = self.look_up(look_up, &head).await?;
-                Ok(&found)
-            }
-            Check::Own(check) => Err(check),
+            Check::Verifier(verifier) => Ok(Ok(&**verifier)),
+            Check::Own(check) => Ok(Err(check)),
+            Check::Select(look_up) => match self.look_up(look_up, &head).await {
+                Ok(verifier) => {
+                    found = verifier;
+                    Ok(Ok(&found))
+                }
+                Err(failed) => Err(failed),
+            },
         };
-        let verifier = check.ok();
-        let unauthorized = |head: &Parts, body: &Bytes, refusal: Refusal| {
-            self.report(verifier, head, body, refusal.name(), &refusal);
-            StatusCode::UNAUTHORIZED
-        };
+        let verifier = check.as_ref().ok().and_then(|check| check.ok());
         let read = verifier.map_or(Ok(()), |known| known.verify_head(&head, SystemTime::now()));
-        read.map_err(|refusal| unauthorized(&head, &Bytes::new(), refusal))?;
+        let check = check.and_then(|check| read.map(|()| check).map_err(Unverified::from));
+        // Only a layer that reports passes the body of such a request on.
+        let check = match check {
+            Err(failed) if !self.reports_only => {
+                return Err(self.report(verifier, &head, &Bytes::new(), &failed, false));
+            }
+            check => check,
+        };
         let mut body = pin!(Collect::new(body, self.body_limit, self.body_timeout));
         let body = poll_fn(|cx| body.as_mut().poll(cx)).await.map_err(|fault| {
             let outcome = fault.outcome();
-            self.report(verifier, &head, &Bytes::new(), outcome.as_str(), &fault);
-            outcome.answer().status()
+            let (status, reason) = (outcome.answer().status(), fault.to_string().into());
+            let failed = Unverified { status, name: outcome.as_str(), reason };
+            self.report(verifier, &head, &Bytes::new(), &failed, false)
         })?;
         let now = SystemTime::now();
-        let verified = match check {
-            Ok(verifier) => verifier.verify(&head, &body, now),
+        let verified = check.and_then(|check| match check {
+            Ok(verifier) => Ok(verifier.verify(&head, &body, now)?),
             Err(check) => {
                 let checked = catch_unwind(AssertUnwindSafe(|| check(&head, &body, now)));
-                checked.map_err(|_| self.panicked(&head))?
+                Ok(checked.map_err(|_| Unverified::by_panic())??)
             }
-        };
-        verified.map_err(|refusal| unauthorized(&head, &body, refusal))?;
-        head.extensions.insert(Verified);
+        });
+        match verified {
+            Ok(()) => {
+                head.extensions.insert(Verified);
+                observe::records::verified(self.name_of(verifier), "passed");
+            }
+            Err(failed) => {
+                let status = self.report(verifier, &head, &body, &failed, self.reports_only);
+                if !self.reports_only {
+                    return Err(status);
+                }
+            }
+        }
         if let Some(verifier) = verifier {
             verifier.mark_tokens(&mut head.headers);
         }
@@ -274,52 +330,54 @@ impl VerifyLayer {
     }
 
     /// Looks up what verifies the request.
-    async fn look_up(&self, look_up: &Select, head: &Parts) -> Result<Verifier, StatusCode> {
-        let report =
-            |name, fact: &dyn fmt::Display| self.report(None, head, &Bytes::new(), name, fact);
+    async fn look_up(&self, look_up: &Select, head: &Parts) -> Result<Verifier, Unverified> {
         // The closure may panic before it returns its future.
         let look_up = AssertUnwindSafe(async { look_up(head.clone()).await }).catch_unwind();
-        let fact = match timeout(LOOK_UP_TIMEOUT, look_up).await {
+        let reason = match timeout(LOOK_UP_TIMEOUT, look_up).await {
             Ok(Ok(Ok(Some(verifier)))) => return Ok(verifier),
-            Ok(Ok(Ok(None))) => {
-                report(Refusal::Unknown.name(), &Refusal::Unknown);
-                return Err(StatusCode::UNAUTHORIZED);
-            }
-            Ok(Err(_)) => return Err(self.panicked(head)),
+            Ok(Ok(Ok(None))) => return Err(Refusal::Unknown.into()),
+            Ok(Err(_)) => return Err(Unverified::by_panic()),
             Ok(Ok(Err(error))) => {
-                format!("the look-up failed: {}", escaped(&observe::records::chain(&*error)))
+                format!("the look-up failed: {}", escaped(&observe::records::chain(&*error))).into()
             }
-            Err(_) => "the look-up took too long".to_owned(),
+            Err(_) => "the look-up took too long".into(),
         };
-        report("look_up_failed", &fact);
-        Err(StatusCode::SERVICE_UNAVAILABLE)
+        let status = StatusCode::SERVICE_UNAVAILABLE;
+        Err(Unverified { status, name: "look_up_failed", reason })
     }
 
-    /// Reports a request at which a closure panicked: the fault is not the sender's, who delivers again.
-    fn panicked(&self, head: &Parts) -> StatusCode {
-        self.report(None, head, &Bytes::new(), "panicked", &PANICKED);
-        StatusCode::SERVICE_UNAVAILABLE
-    }
-
-    /// Logs and counts a request that is refused. `body` is what was read of it.
+    /// Logs and counts a request that is not verified, and returns its answer. `body` is what was read of it. `passes` says
+    /// that it goes on.
     fn report(
         &self,
         verifier: Option<&Verifier>,
         head: &Parts,
         body: &Bytes,
-        name: &'static str,
-        reason: &dyn fmt::Display,
-    ) {
+        failed: &Unverified,
+        passes: bool,
+    ) -> StatusCode {
         let url = verifier.and_then(|verifier| verifier.signed_url(head));
         let preset = verifier.and_then(|verifier| verifier.preset);
+        observe::records::verified(
+            self.name_of(verifier),
+            if passes { "reported" } else { "refused" },
+        );
         observe::records::not_verified(
-            self.name.as_deref().or(preset.as_ref().map(Preset::name)),
+            self.name_of(verifier),
             &escaped(head.uri.path()),
             url.as_deref().map(|url| escaped(url)).as_deref(),
             preset.as_ref().and_then(|sender| self.unverified_id(sender, head, body)).as_deref(),
-            name,
-            reason,
+            passes.then_some(true),
+            failed.name,
+            &failed.reason,
         );
+        failed.status
+    }
+
+    /// Returns the name of the sender in log records and metrics.
+    fn name_of(&self, verifier: Option<&Verifier>) -> Option<&str> {
+        let preset = verifier.and_then(|verifier| verifier.preset.as_ref());
+        self.name.as_deref().or(preset.map(Preset::name))
     }
 
     /// Returns the id that a refused request of this sender claims to have.
@@ -343,6 +401,7 @@ impl fmt::Debug for VerifyLayer {
         f.debug_struct("VerifyLayer")
             .field("body_limit", &self.body_limit)
             .field("body_timeout", &self.body_timeout)
+            .field("reports_only", &self.reports_only)
             .finish_non_exhaustive()
     }
 }

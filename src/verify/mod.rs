@@ -5,7 +5,7 @@
 //! 2. A verified request carries [`Verified`](crate::Verified), which
 //!    [`require_verified`](crate::DedupLayer::require_verified) demands.
 //! 3. Every other request is answered 401 without a body. The reason is logged, and the client does not
-//!    see it.
+//!    see it. A layer that [only reports](VerifyLayer::report_only) logs it and lets the request pass.
 //! 4. A signature is compared as a whole and in constant time. A comparison that stops early would let
 //!    an attacker find the signature byte by byte.
 //! 5. A missing, repeated or unreadable header is refused, before the body is read.

@@ -13,7 +13,9 @@ use crate::guide::{read, sections, sources};
 /// Labels of Prometheus itself.
 const SCRAPED: [&str; 3] = ["job", "instance", "le"];
 
-const METRICS: &str = include_str!("../../src/observe/metrics.md");
+/// The tables of the crate and of the inbox.
+const METRICS: [&str; 2] =
+    [include_str!("../../src/observe/metrics.md"), include_str!("../../inbox/src/metrics.md")];
 
 fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/observability")
@@ -50,6 +52,12 @@ fn alerts_fire_on_their_series_and_on_no_other() {
     promtool(&folder(), &["test", "rules", "alerts.test.yml"]);
 }
 
+/// It needs two weeks of series, so it runs beside the others.
+#[test]
+fn silence_of_a_sender_is_measured_by_its_own_past() {
+    promtool(&folder(), &["test", "rules", "silence.test.yml"]);
+}
+
 /// The words in backticks.
 fn words(text: &str) -> Vec<String> {
     text.split('`').skip(1).step_by(2).map(str::to_owned).collect()
@@ -57,7 +65,8 @@ fn words(text: &str) -> Vec<String> {
 
 /// The documented metrics, and the kind of each.
 fn documented() -> BTreeMap<String, String> {
-    let rows = METRICS.lines().skip(2).map(|row| row.split('|').collect::<Vec<_>>());
+    let rows = METRICS.iter().flat_map(|table| table.lines().skip(2));
+    let rows = rows.map(|row| row.split('|').collect::<Vec<_>>());
     rows.map(|row| (words(row[1]).remove(0), row[2].trim().to_owned())).collect()
 }
 
@@ -93,9 +102,12 @@ fn only_observe_emits_records() {
 /// The descriptions are made from the table, and the tests of the layer find a metric that is not described.
 #[test]
 fn documented_metrics_are_those_that_are_emitted() {
-    let emitting = code("src/observe").join(" ");
+    let emitting = [code("src/observe"), code("inbox/src")].concat().join(" ");
     let words = emitting.split(|char: char| !(char.is_ascii_alphanumeric() || char == '_'));
-    let emitted: BTreeSet<_> = words.filter(|word| word.starts_with("tower_dedup_")).collect();
+    let emitted: BTreeSet<_> = words
+        // The target of the inbox's records.
+        .filter(|word| word.starts_with("tower_dedup_") && *word != "tower_dedup_inbox")
+        .collect();
     let documented = documented();
     assert!(documented.keys().eq(emitted));
     for (name, kind) in &documented {
@@ -120,7 +132,7 @@ fn labels_and_values() -> BTreeSet<String> {
     let (_, outcomes) = endings.split_once("\nendings! {").expect("the list");
     let outcomes = outcomes.split(" = \"").skip(1).map(|rest| rest.split('"').next().unwrap());
     let known = outcomes.chain(SCRAPED).map(str::to_owned);
-    known.chain(words(METRICS)).collect()
+    known.chain(METRICS.iter().flat_map(|table| words(table))).collect()
 }
 
 /// The expressions of the dashboard.
@@ -189,7 +201,7 @@ fn promtool_accepts_the_queries_of_the_dashboard() {
 /// At night, the name of the alert is all that one has.
 #[test]
 fn every_alert_fires_in_a_test_and_leads_to_a_section_and_to_a_row_of_the_incident_page() {
-    let (alerts, tests) = (alerts(), file("alerts.test.yml"));
+    let (alerts, tests) = (alerts(), file("alerts.test.yml") + &file("silence.test.yml"));
     for alert in &alerts {
         assert!(tests.contains(&format!("alertname=\"{alert}\"")), "{alert} has no test");
     }

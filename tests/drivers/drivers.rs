@@ -4,6 +4,7 @@
 mod diesel_async;
 mod rusqlite;
 mod sea_orm;
+mod sqlx_0_8;
 mod tokio_postgres;
 
 use std::sync::Arc;
@@ -36,10 +37,11 @@ enum Driver {
     SeaOrm(DatabaseConnection),
     DieselAsync(Arc<Mutex<AsyncPgConnection>>),
     TokioPostgres(Arc<Mutex<Client>>),
+    Sqlx8(::sqlx8::PgPool),
     Rusqlite(Arc<Mutex<::rusqlite::Connection>>),
 }
 
-const POSTGRES: [&str; 3] = ["sea-orm", "diesel-async", "tokio-postgres"];
+const POSTGRES: [&str; 4] = ["sea-orm", "diesel-async", "tokio-postgres", "sqlx 0.8"];
 const SQLITE: &str = "rusqlite";
 
 impl Driver {
@@ -54,6 +56,7 @@ impl Driver {
                 tokio::spawn(connection);
                 Self::TokioPostgres(Arc::new(Mutex::new(client)))
             }
+            "sqlx 0.8" => Self::Sqlx8(::sqlx8::PgPool::connect(url).await.unwrap()),
             SQLITE => {
                 let connection = ::rusqlite::Connection::open(url).unwrap();
                 connection.busy_timeout(Duration::from_secs(10)).unwrap();
@@ -72,6 +75,7 @@ impl Driver {
             Self::TokioPostgres(client) => {
                 tokio_postgres::pay(&mut *client.lock().await, event).await
             }
+            Self::Sqlx8(pool) => sqlx_0_8::pay(pool, event).await,
             Self::Rusqlite(connection) => rusqlite::pay(&mut *connection.lock().await, event),
         }
     }
@@ -94,6 +98,9 @@ impl Driver {
             }
             Self::TokioPostgres(client) => {
                 client.lock().await.execute(sql, &[&parameter]).await?;
+            }
+            Self::Sqlx8(pool) => {
+                ::sqlx8::query(sql).bind(parameter).execute(pool).await?;
             }
             Self::Rusqlite(_) => panic!("SQLite does not tell"),
         }
@@ -161,9 +168,13 @@ impl Place {
         entry.unwrap().map(|entry| entry.state)
     }
 
-    fn app(&self, driver: Driver, world: &World) -> Router {
+    async fn app(&self, driver: Driver, world: &World) -> Router {
         match self {
-            Self::Postgres(_, pool) => app(PostgresAdapter::new(pool.clone()), driver, world),
+            // A service on another driver has no pool of sqlx 0.9 for the keys.
+            Self::Postgres(schema, _) => {
+                let adapter = PostgresAdapter::connect(schema.database_url()).await.unwrap();
+                app(adapter, driver, world)
+            }
             Self::Sqlite(_, pool) => app(SqliteAdapter::new(pool.clone()), driver, world),
         }
     }
@@ -221,7 +232,7 @@ async fn each_driver_commits_key_and_payment_once() {
     for name in POSTGRES.into_iter().chain([SQLITE]) {
         let place = Place::of(name).await;
         let driver = Driver::connect(name, &place.url()).await;
-        let (app, world) = (place.app(driver.clone(), &World::default()), World::default());
+        let (app, world) = (place.app(driver.clone(), &World::default()).await, World::default());
         assert_eq!(send(&app, "a", "fail").await.0, 500, "{name}");
         assert_eq!(place.state("a").await, Some(KeyState::Released), "{name}");
         assert_eq!(send(&app, "a", "pay").await, (200, None), "{name}");
@@ -230,7 +241,7 @@ async fn each_driver_commits_key_and_payment_once() {
         assert_eq!(send(&app, "b", "").await, (500, Some("uncommitted".to_owned())), "{name}");
         assert_eq!(place.paid().await, ["a"], "{name}");
         // A late first run and its takeover: the second cannot commit.
-        let late = place.app(driver.clone(), &world);
+        let late = place.app(driver.clone(), &world).await;
         let late = tokio::spawn(async move { send(&late, "c", "wait pay").await });
         while world.waiting.load(Ordering::SeqCst) == 0 {
             tokio::task::yield_now().await;
@@ -250,7 +261,7 @@ async fn completion_outside_of_the_transaction_is_refused_on_postgres() {
     for name in POSTGRES {
         let place = Place::of(name).await;
         let driver = Driver::connect(name, &place.url()).await;
-        let app = place.app(driver, &World::default());
+        let app = place.app(driver, &World::default()).await;
         assert_eq!(send(&app, "a", "alone").await.0, 500, "{name}");
         assert_eq!(place.state("a").await, Some(KeyState::Released), "{name}");
         assert_eq!(send(&app, "a", "pay").await, (200, None), "{name}");

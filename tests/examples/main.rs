@@ -1,6 +1,7 @@
 //! The examples, run as programs.
 
 mod idempotency;
+mod inbox;
 mod operators;
 mod programs;
 mod quickstart;

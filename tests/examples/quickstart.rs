@@ -107,7 +107,9 @@ fn expected() -> Vec<(String, Option<i64>)> {
 /// Both find no table, and make it at once.
 #[tokio::test]
 async fn processes_that_start_together_make_one_table() {
-    for (name, table) in [("quickstart", "payments"), ("github", "pushes")] {
+    for (name, table) in
+        [("quickstart", "payments"), ("github", "pushes"), ("github_inbox", "pushes")]
+    {
         let schema = Schema::fresh();
         let url = schema.url();
         let connect = async || PgConnection::connect(&url).await.unwrap();

@@ -10,7 +10,7 @@ use support::postgres::Schema;
 use support::sqlite_url;
 
 /// The rows of a section of the page: the texts of their cells.
-fn rows(page: &str, section: &str) -> Vec<Vec<String>> {
+pub(super) fn rows(page: &str, section: &str) -> Vec<Vec<String>> {
     let heading = format!("<h2>{section}</h2>");
     let (_, rest) = page.split_once(&heading).unwrap_or_else(|| panic!("no {section}: {page}"));
     let section = rest.split("<h2>").next().unwrap();
@@ -34,13 +34,13 @@ fn deliveries(page: &str) -> Vec<String> {
 }
 
 impl Server {
-    async fn page(&self, query: &str) -> String {
+    pub(super) async fn page(&self, query: &str) -> String {
         let answer = self.request(&format!("/{query}")).send().await.unwrap();
         answer.error_for_status().unwrap().text().await.unwrap()
     }
 
     /// Presses a button as a browser does, which follows the redirect to the page.
-    async fn press(&self, button: &str, id: &str) -> String {
+    pub(super) async fn press(&self, button: &str, id: &str) -> String {
         let request = self.post("/try").header("sec-fetch-site", "same-origin");
         let answer = request.form(&[("button", button), ("id", id)]).send().await.unwrap();
         assert_eq!(answer.url().path(), "/");

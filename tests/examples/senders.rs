@@ -18,7 +18,7 @@ use super::server::{Answer, Server, answer, duplicate, first};
 use support::postgres::Schema;
 use support::sqlite_url;
 
-const SECRET: &str = "the_secret_of_this_test";
+pub(super) const SECRET: &str = "the_secret_of_this_test";
 const PUBLIC_URL: &str = "https://hooks.example.com";
 pub(super) const PUSH: &str = r#"{"ref":"refs/heads/main","after":"6113728f27ae"}"#;
 const UNVERIFIED: Answer = (401, None);
@@ -30,7 +30,7 @@ pub(super) fn hmac_sha256(secret: &str, text: &str) -> String {
     base16ct::lower::encode_string(&mac.finalize().into_bytes())
 }
 
-fn from_github(
+pub(super) fn from_github(
     server: &Server,
     path: &str,
     event: &str,
@@ -44,7 +44,7 @@ fn from_github(
         .body(body)
 }
 
-async fn sent(request: RequestBuilder) -> Answer {
+pub(super) async fn sent(request: RequestBuilder) -> Answer {
     answer(&request.send().await.unwrap())
 }
 
@@ -149,6 +149,8 @@ async fn examples_say_which_variable_to_set() {
         ("quickstart", vec![], "set STRIPE_WEBHOOK_SECRET"),
         ("github", vec![], "set GITHUB_WEBHOOK_SECRET"),
         ("github", vec![github], "set DATABASE_URL"),
+        ("github_inbox", vec![], "set GITHUB_WEBHOOK_SECRET"),
+        ("github_inbox", vec![github], "set DATABASE_URL"),
         ("providers", vec![], "set GITHUB_WEBHOOK_SECRET"),
         ("providers", vec![github], "set STRIPE_WEBHOOK_SECRET"),
         ("providers", vec![github, stripe], "set PUBLIC_URL"),

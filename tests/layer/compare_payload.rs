@@ -74,6 +74,11 @@ async fn events_of_one_delivery_are_compared_one_by_one<S: Setup>(setup: S) {
     assert_eq!(answered(&send(&service, words("d=1")).await), DUPLICATE);
     assert_eq!(answered(&send(&service, words("d=2")).await), REFUSED);
     assert_eq!(handler.runs(), 2);
+    // The second event of a key is a duplicate of the first, whatever its payload.
+    assert_eq!(answered(&send(&service, words("e=1 e=2")).await), RAN);
+    assert_eq!(answered(&send(&service, words("e=1 e=2")).await), DUPLICATE);
+    assert_eq!(answered(&send(&service, words("e=2")).await), REFUSED);
+    assert_eq!(handler.runs(), 3);
 }
 
 support::on_ledgers!(

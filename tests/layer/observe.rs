@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Body as AxumBody;
+use http_body_util::Full;
 use metrics::Unit;
 use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
 use tower::{Layer, ServiceExt};
@@ -219,6 +220,26 @@ fn every_outcome_has_its_record_and_its_metrics() {
         // What is wrong with the request.
         let (record, _) = ends(test(), "  ", ["invalid_key", "WARN", "400"]).await;
         is(&record, "error", "header webhook-id is empty");
+        // Most often the pointer or the name is wrong.
+        let stripe = key::json("/account").and(key::json("/id")).or(key::json("/id"));
+        for (key, place) in [
+            (key::header("x-id").namespace("test"), "the key (header x-id)"),
+            (
+                stripe.namespace("test"),
+                "the key (JSON value /account|JSON value /id or JSON value /id)",
+            ),
+            (
+                key::form("a").optional().and(key::query("b")).namespace("test"),
+                "the key (form field a?|query parameter b)",
+            ),
+            (key::body_digest().namespace("test"), "the key (the body)"),
+        ] {
+            let layer = DedupLayer::new(key, Arc::clone(&store));
+            let content = if place.contains("JSON") { "{}" } else { "" };
+            let row = ["invalid_key", "WARN", "400"];
+            let (record, _) = reported(watch, layer, &handler, body("d", content), row).await;
+            is(&record, "error", &format!("{place} is missing"));
+        }
         let broken = futures_util::stream::iter([Err::<&str, _>("the upload breaks")]);
         let slow = futures_util::stream::pending::<Result<&str, &str>>();
         for (body_of, row) in [
@@ -305,12 +326,15 @@ fn failure_is_a_warning_where_no_retry_follows_a_response() {
             (provider::STRIPE, "INFO"),
             (provider::CIRCLECI, "INFO"),
         ] {
-            let handler = Handler::default().then(500);
-            let service = DedupLayer::new(preset, store()).layer(handler.service());
-            let event = tower_dedup::testing::request(preset, "/hook", "1");
-            send(&service, event.map(axum::body::Body::new)).await;
-            let record = log.last("delivery");
-            assert_eq!((&*record["outcome"], &*record["level"]), ("failed", level), "{preset:?}");
+            let retried = DedupLayer::new(preset, store()).failures_are_retried();
+            for (layer, level) in [(DedupLayer::new(preset, store()), level), (retried, "INFO")] {
+                let service = layer.layer(Handler::default().then(500).service());
+                let event = tower_dedup::testing::request(preset, "/hook", "1");
+                send(&service, event.map(axum::body::Body::new)).await;
+                let record = log.last("delivery");
+                let found = (&*record["outcome"], &*record["level"]);
+                assert_eq!(found, ("failed", level), "{preset:?}");
+            }
         }
     });
 }
@@ -433,6 +457,61 @@ fn refusal_of_a_request_is_counted_and_logged_without_its_values() {
         ] {
             assert_eq!(value(&sums, "tower_dedup_not_verified_total", &labels), 1.0, "{labels:?}");
         }
+        for labels in [["other", "refused"], ["inhouse", "refused"]] {
+            assert_eq!(value(&sums, "tower_dedup_verifications_total", &labels), 1.0, "{labels:?}");
+        }
+        assert_eq!(value(&sums, "tower_dedup_verifications_total", &["github", "refused"]), 2.0);
+    });
+}
+
+/// Only with those that passed, refusals can be told from a sender whose every request is refused.
+#[test]
+fn request_to_a_verifying_layer_is_counted_once_by_its_result() {
+    observed(async |_, snapshotter| {
+        const SECRET: &str = "It's a Secret";
+        let verify = VerifyLayer::new(provider::GITHUB.verifier(SECRET).unwrap());
+        let found = VerifyLayer::select(async |_| Ok(Some(provider::GITHUB.verifier(SECRET)?)));
+        let own = VerifyLayer::from_fn(
+            |_, body, _| {
+                if body == b"good" { Ok(()) } else { Err(Refusal::Forged) }
+            },
+        );
+        let reporting = verify.clone().named("reporting").report_only();
+        let signed = || {
+            let request = tower_dedup::testing::request(provider::GITHUB, "/hook", "id-1");
+            tower_dedup::testing::sign(request, provider::GITHUB, SECRET)
+        };
+        let unsigned = |body: &'static str| http::Request::new(Full::from(body));
+        for (layer, request, status) in [
+            (&verify, signed(), 200),
+            (&found, signed(), 200),
+            (&found, unsigned(""), 401),
+            (&own, unsigned("good"), 200),
+            (&own, unsigned("bad"), 401),
+            (&reporting, signed(), 200),
+            (&reporting, unsigned(""), 200),
+            (&reporting.clone().body_limit(1), unsigned("large"), 413),
+        ] {
+            let service = layer.layer(tower::service_fn(async |_| {
+                Ok::<_, std::convert::Infallible>(http::Response::new(String::new()))
+            }));
+            let response = ServiceExt::oneshot(service, request).await.unwrap();
+            assert_eq!(response.status(), status);
+        }
+        let sums = measured(&snapshotter);
+        let name = "tower_dedup_verifications_total";
+        for (labels, count) in [
+            (["github", "passed"], 2.0),
+            (["github", "refused"], 1.0),
+            (["other", "passed"], 1.0),
+            (["other", "refused"], 1.0),
+            (["reporting", "passed"], 1.0),
+            (["reporting", "reported"], 1.0),
+            (["reporting", "refused"], 1.0),
+        ] {
+            assert_eq!(value(&sums, name, &labels), count, "{labels:?}");
+        }
+        assert_eq!(sums.keys().filter(|(of, _)| of == name).count(), 7);
     });
 }
 

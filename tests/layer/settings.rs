@@ -6,7 +6,9 @@ use std::time::Duration;
 use http::{Method, StatusCode};
 use tower::Layer;
 use tower_dedup::adapter::MemoryAdapter;
-use tower_dedup::{DedupLayer, OnInFlight, OnMismatch, key};
+use tower_dedup::{
+    DedupLayer, LogIds, OnInFlight, OnMismatch, OnUnavailable, Replay, key, provider,
+};
 
 use support::{Handler, answered, by_header, request, result, send, spawn_send, until};
 
@@ -150,4 +152,39 @@ async fn in_flight_status_and_times_are_answered() {
     assert_eq!(second.headers()["retry-after"], "7", "rounded up");
     handler.release();
     assert_eq!(first.await.unwrap(), StatusCode::OK);
+}
+
+#[test]
+fn layer_outside_reads_the_settings() {
+    let preset = DedupLayer::new(provider::GITHUB, MemoryAdapter::new());
+    let day = Duration::from_secs(86_400);
+    let settings = preset.settings();
+    assert_eq!((settings.namespace(), settings.max_keys()), ("github", 4_096));
+    assert_eq!(settings.retention(), (30 * day).max(settings.retention_floor().unwrap()));
+    assert!(settings.deduplicates(&Method::POST) && !settings.deduplicates(&Method::GET));
+    assert!(settings.body_limit() >= 25 << 20, "GitHub sends 25 MB");
+    assert_eq!(settings.result_header().unwrap(), "x-dedup-result");
+    assert!(!settings.requires_verified() && !settings.replays() && !settings.is_of_clients());
+
+    let own = layer()
+        .methods([Method::GET])
+        .retention(day)
+        .body_timeout(Duration::from_secs(7))
+        .body_limit(9)
+        .max_keys(3)
+        .log_ids(LogIds::Hashed)
+        .on_unavailable(OnUnavailable::FailOpen)
+        .replay(Replay::new())
+        .require_verified()
+        .result_header(None);
+    let settings = own.settings();
+    assert_eq!((settings.retention(), settings.retention_floor()), (day, None));
+    assert!(settings.deduplicates(&Method::HEAD) && !settings.deduplicates(&Method::POST));
+    assert_eq!((settings.body_limit(), settings.body_timeout().as_secs()), (9, 7));
+    assert_eq!((settings.max_keys(), settings.log_ids()), (3, LogIds::Hashed));
+    assert_eq!(settings.on_unavailable(), OnUnavailable::FailOpen);
+    assert!(settings.replays() && settings.requires_verified());
+    assert_eq!(settings.result_header(), None);
+    let clients = DedupLayer::idempotency_key(key::header("x-client"), MemoryAdapter::new());
+    assert!(clients.settings().is_of_clients());
 }

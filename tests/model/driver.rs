@@ -29,26 +29,26 @@ pub(crate) async fn execute<A: MaintenanceAdapter>(
     let (places, replies) = match call {
         Call::Claim(places, terms) => {
             let keys = keys(places);
-            let terms = call_terms(&keys, *terms);
+            let terms = call_terms(*terms);
             let claimed = claims(adapter, &keys, &terms).await.map_err(text)?;
             (places.clone(), all(claimed, read_claimed))
         }
         Call::Renew(places, terms) => {
             let keys = keys(places);
-            let terms = call_terms(&keys, *terms);
+            let terms = call_terms(*terms);
             let renewed = keys.iter().map(|key| adapter.renew(key, &terms));
             let renewed = try_join_all(renewed).await.map_err(text)?;
             (places.clone(), all(renewed, Reply::Renewed))
         }
         Call::Complete(places, terms) => {
             let keys = keys(places);
-            let terms = call_terms(&keys, *terms);
+            let terms = call_terms(*terms);
             let completed = complete_all(adapter, &keys, &terms).await.map_err(text)?;
             (places.clone(), all(completed, Reply::Completed))
         }
         Call::Release(places, terms) => {
             let keys = keys(places);
-            release_all(adapter, &keys, &call_terms(&keys, *terms)).await.map_err(text)?;
+            release_all(adapter, &keys, &call_terms(*terms)).await.map_err(text)?;
             (places.clone(), vec![Reply::Released; keys.len()])
         }
         Call::Get(place) => {
@@ -101,7 +101,7 @@ fn time(steps: u32) -> Duration {
     if steps == FOR_EVER { Duration::MAX } else { STEP * steps }
 }
 
-fn call_terms(keys: &[DedupKey], terms: Terms) -> CallTerms {
+fn call_terms(terms: Terms) -> CallTerms {
     let (token, retention) = (Token::from([terms.token; 16]), time(terms.retention));
     let call = if terms.at_once {
         CallTerms::on_claim(token, retention)
@@ -110,7 +110,7 @@ fn call_terms(keys: &[DedupKey], terms: Terms) -> CallTerms {
     };
     let call = call.with_fetch(if terms.fetches { Fetch::Digest } else { Fetch::Nothing });
     match terms.payload {
-        Some(payload) => call.with_payloads(keys.iter().map(|key| (key.clone(), [payload; 32]))),
+        Some(payload) => call.with_payload_sha256([payload; 32]),
         None => call,
     }
 }

@@ -6,6 +6,10 @@ use http::Method;
 use tower_dedup::internals::body_and_retries;
 use tower_dedup::provider::{self, Preset};
 
+const PAGE: &str = include_str!("../../src/docs/providers.md");
+/// What a sender that never delivers again needs.
+const INBOX: &str = ": [put an inbox around it](crate::guide::inbox)";
+
 /// Returns the cells of a preset's row: the sender, the key, and what to know about it.
 pub(crate) fn row(preset: Preset) -> [&'static str; 3] {
     let at = provider::ALL.iter().position(|other| *other == preset).unwrap();
@@ -13,8 +17,7 @@ pub(crate) fn row(preset: Preset) -> [&'static str; 3] {
 }
 
 fn rows() -> Vec<[&'static str; 3]> {
-    let page = include_str!("../../src/docs/providers.md");
-    let lines = page.lines().filter(|line| line.contains("](crate::provider::"));
+    let lines = PAGE.lines().filter(|line| line.contains("](crate::provider::"));
     let rows = lines.filter_map(|line| line.strip_prefix("| ")?.strip_suffix(" |"));
     rows.map(|row| row.split(" | ").collect::<Vec<_>>().try_into().expect("three cells")).collect()
 }
@@ -46,6 +49,8 @@ fn table_has_the_facts_of_each_preset() {
         };
         assert!(facts.starts_with(retries), "{preset:?}");
         assert_eq!(facts.contains("**retries no status**"), retries.contains("no status"));
+        let loses = retries.starts_with("**never") || retries.contains("no status");
+        assert_eq!(facts.contains(INBOX), loses, "{preset:?}");
         let stated = |fact: &str| facts.split_once(fact).map(|(_, rest)| rest);
         let retention = stated("; retention ").unwrap().split([';', '.', '(']).next().unwrap();
         assert_eq!(retention.trim(), duration(preset.retention_floor()), "{preset:?}");
@@ -66,6 +71,15 @@ fn table_has_the_facts_of_each_preset() {
         let days = preset.retention_floor().as_secs() / 86_400;
         assert!(stated("(estimate)").is_none() || days == 7 || days == 1, "{preset:?}");
     }
+}
+
+/// Also of senders without a preset.
+#[test]
+fn sender_that_never_retries_gets_an_inbox() {
+    let lines = PAGE.lines().filter(|line| line.starts_with("- **"));
+    let never: Vec<_> = lines.filter(|line| line.contains("**never** retries")).collect();
+    assert!(never.len() >= 2, "have the words changed?");
+    assert!(never.iter().all(|line| line.contains(INBOX)), "{never:#?}");
 }
 
 /// Formats a duration: `30 days`, `151 h 10 min`.

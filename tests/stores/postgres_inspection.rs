@@ -205,6 +205,7 @@ async fn plans_are_index_scans() {
                 &["_pkey"],
             ),
             ("read", "uuid[]", "ARRAY[gen_random_uuid()]", &["_pkey"]),
+            ("get_many", "uuid[]", "array_fill(gen_random_uuid(), ARRAY[64])", &["_pkey"]),
             (
                 "claim_existing",
                 "uuid[], text[], text[], uuid[], int8, text[], int8, bytea[], int2[], text[], bytea[], \

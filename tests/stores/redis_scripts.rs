@@ -63,9 +63,8 @@ async fn calls_that_change_nothing_write_nothing() {
     let own = Own::new().await;
     let (adapter, mine) = (&own.adapter, terms());
     let [held, complete, at_once] = ["held", "complete", "at once"].map(dedup_key);
-    let payloads = |key: &DedupKey| [(key.clone(), [7; 32])];
-    let done = mine.clone().with_payloads(payloads(&complete));
-    let arrived = on_claim(&terms()).with_payloads(payloads(&at_once));
+    let done = mine.clone().with_payload_sha256([7; 32]);
+    let arrived = on_claim(&terms()).with_payload_sha256([7; 32]);
     adapter.claim(&held, &mine).await.unwrap();
     adapter.claim(&complete, &mine).await.unwrap();
     adapter.complete(&complete, &done).await.unwrap();
@@ -130,10 +129,10 @@ async fn release_of_another_token_raises_the_version_only() {
     let own = Own::new().await;
     for (id, is_complete) in [("leased", false), ("complete", true)] {
         let (key, mine) = (dedup_key(id), terms());
-        let mine = mine.with_event_types([(key.clone(), "order.paid")]);
+        let mine = mine.with_event_type("order.paid");
         own.adapter.claim(&key, &mine).await.unwrap();
         if is_complete {
-            let done = mine.with_payloads([(key.clone(), [7; 32])]);
+            let done = mine.with_payload_sha256([7; 32]);
             own.adapter.complete(&key, &done).await.unwrap();
         }
         for other in [terms(), on_claim(&terms())] {
@@ -287,12 +286,13 @@ fn scripts_and_the_decoder_agree_on_every_value() {
         let mut headers = HeaderMap::new();
         headers.append("x-a", "b".parse().unwrap());
         let response = StoredResponse::new(StatusCode::OK, headers, Bytes::from_static(b"body"));
-        let mine = terms()
-            .with_event_types(keys.iter().map(|key| (key.clone(), "order.paid")))
-            .with_payloads([(keys[1].clone(), [7; 32]), (keys[2].clone(), [8; 32])]);
+        let mine = terms().with_event_type("order.paid");
         claim_all(&own.adapter, &keys, &mine).await.unwrap();
         let done = mine.with_response(Arc::new(response));
-        complete_all(&own.adapter, &keys[1..], &done).await.unwrap();
+        for (key, payload) in keys[1..].iter().zip([7, 8]) {
+            let done = done.clone().with_payload_sha256([payload; 32]);
+            own.adapter.complete(key, &done).await.unwrap();
+        }
         for (id, flags) in [("a", 0x12), ("b", 0x73), ("c", 0x73)] {
             assert_eq!(own.value(id)[1], flags, "{id}");
             values.push(own.value(id));

@@ -319,6 +319,7 @@ async fn assert_plans(adapter: &SqliteAdapter, connection: &mut SqliteConnection
     for (name, searches) in [
         ("read", 1),
         ("get", 1),
+        ("get_many", 1),
         ("complete_held", 1),
         ("release", 1),
         ("completion", 1),

@@ -46,8 +46,8 @@ fn stored(claimed: &ClaimReply) -> Option<Arc<StoredData>> {
 async fn complete<A: DedupAdapter>(adapter: &A) {
     for id in 0..KEYS {
         let key = dedup_key(&id.to_string());
-        let payload = (key.clone(), [u8::try_from(id).unwrap(); 32]);
-        let mine = terms().with_payloads([payload]).with_response(response(id).into());
+        let payload = [u8::try_from(id).unwrap(); 32];
+        let mine = terms().with_payload_sha256(payload).with_response(response(id).into());
         assert_eq!(adapter.complete(&key, &mine).await.unwrap(), CompleteReply::Inserted);
     }
 }
@@ -94,6 +94,9 @@ async fn unreadable_row_fails_only_its_callers<A: MaintenanceAdapter>(
     let listing = adapter.list(&ListFilter::default(), None, 100).await.unwrap();
     assert_eq!((listing.keys.len(), listing.unreadable), (KEYS - 1, 1));
     assert!(listing.keys.iter().all(|(key, _)| key.id() != "7"));
+    let keys = ["6", "7", "8"].map(dedup_key);
+    assert_eq!(adapter.get_many(&keys).await.unwrap_err().kind(), StoreErrorKind::Corrupt);
+    assert!(adapter.get_many(&keys[..1]).await.unwrap()[0].is_some());
 }
 
 /// `corrupt` makes the response of key 7 unreadable.
@@ -116,6 +119,9 @@ async fn unreadable_response_fails_only_its_caller<A: MaintenanceAdapter>(
     let entry = adapter.get(&dedup_key("7")).await.unwrap().unwrap();
     assert!(entry.response_is_unreadable);
     assert_eq!(entry.stored, Some(Arc::new(StoredData::new(Some([7; 32]), None))));
+    // Of many keys, no stored data is read.
+    let many = adapter.get_many(&[dedup_key("7")]).await.unwrap();
+    assert!(many[0].as_ref().is_some_and(|entry| entry.stored.is_none()), "{many:?}");
 }
 
 /// SQLite stores any type in any column. All callers of a row share its reply.

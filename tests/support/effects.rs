@@ -231,7 +231,8 @@ pub async fn complete_in(
     keys: &[DedupKey],
     terms: &CallTerms,
 ) {
-    let completion = adapter.completion(keys, terms).unwrap().as_first_statement();
+    let keys: Vec<_> = keys.iter().map(|key| (key, terms)).collect();
+    let completion = adapter.completion(&keys).unwrap().as_first_statement();
     let completed = sqlx::query(sqlx::AssertSqlSafe(completion.sql().to_owned()));
     completed.bind(completion.parameter().to_owned()).execute(pool).await.unwrap();
 }

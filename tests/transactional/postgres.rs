@@ -246,7 +246,7 @@ async fn completion_is_planned_again_when_the_table_has_grown() {
             }
         }
     };
-    let tiny = adapter.completion(&[dedup_key("a")], &terms()).unwrap();
+    let tiny = adapter.completion(&[(&dedup_key("a"), &terms())]).unwrap();
     deliver("tiny").await;
     database.run("ANALYZE webhook_deliveries").await;
     deliver("analyzed").await;
@@ -266,7 +266,7 @@ async fn completion_is_planned_again_when_the_table_has_grown() {
     let reads: i64 = reads.await.unwrap();
     assert!(reads < i64::try_from(ROWS).unwrap(), "{reads} rows read");
     // For other drivers, it is one statement.
-    let grown = adapter.completion(&[dedup_key("b")], &terms()).unwrap();
+    let grown = adapter.completion(&[(&dedup_key("b"), &terms())]).unwrap();
     assert_eq!(tiny.sql(), grown.sql());
 }
 

@@ -225,7 +225,7 @@ async fn event_that_awaits_its_response_is_in_flight<S: Shared>() {
     let mine = terms().with_fetch(tower_dedup::adapter::contract::Fetch::DigestAndResponse);
     adapter.claim(&key, &mine).await.unwrap();
     db.advance(Duration::from_secs(61)).await;
-    let completion = adapter.completion(std::slice::from_ref(&key), &mine).unwrap();
+    let completion = adapter.completion(&[(&key, &mine)]).unwrap();
     let completion = completion.as_first_statement();
     let (sql, parameter) = (completion.sql().to_owned(), completion.parameter().to_owned());
     let mut connection = db.pool.acquire().await.unwrap();

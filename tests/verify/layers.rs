@@ -1,6 +1,7 @@
 //! Requests through both layers, and through the verifying layer alone.
 
 use std::convert::Infallible;
+use std::future::ready;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
@@ -20,7 +21,7 @@ use tower_dedup::adapter::MemoryAdapter;
 use tower_dedup::adapter::maintenance::MaintenanceAdapter;
 use tower_dedup::key::IntoKeyExtractor;
 use tower_dedup::verify::{Verifier, Verify, VerifyLayer};
-use tower_dedup::{Dedup, DedupKey, DedupLayer, KeyExtractor, Verified, key, provider};
+use tower_dedup::{Dedup, DedupKey, DedupLayer, KeyExtractor, Verified, key, provider, testing};
 
 use crate::vectors::{VECTORS, case, cases, senders, signature_header, signed_by};
 use support::secrets::test_secrets;
@@ -331,4 +332,25 @@ fn verify_layer_fits_around_a_hyper_service() {
     });
     let layered: Verify<Dedup<_, _>> = site.verify.layer(site.dedup().layer(inner));
     serves(&layered);
+}
+
+#[tokio::test]
+async fn header_that_is_the_secret_is_sensitive_within() {
+    for sender in [provider::GITLAB, provider::TELEGRAM, provider::GITHUB] {
+        let verifier = sender.verifier(test_secrets(sender.scheme())[0]).unwrap();
+        let verify = VerifyLayer::new(verifier);
+        assert_eq!(verify.sender(), Some(sender.name()));
+        let is_token = sender.name() != "github";
+        let inner = service_fn(move |request: Request<Full<Bytes>>| {
+            let marked = request.headers().iter().filter(|(_, value)| value.is_sensitive());
+            assert_eq!(marked.count(), usize::from(is_token), "{:?}", request.headers());
+            ready(Ok::<_, Infallible>(Response::new(Body::empty())))
+        });
+        let request = Request::post("/hook").body(Full::new(Bytes::from("{}"))).unwrap();
+        let request = testing::sign(request, sender, test_secrets(sender.scheme())[0]);
+        let response = verify.layer(inner).oneshot(request).await.unwrap();
+        assert_eq!(response.status(), 200, "{}", sender.name());
+    }
+    assert_eq!(VerifyLayer::select(async |_| Ok(None)).sender(), None);
+    assert_eq!(VerifyLayer::from_fn(|_, _, _| Ok(())).named("shop").sender(), Some("shop"));
 }

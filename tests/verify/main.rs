@@ -10,6 +10,7 @@ mod layers;
 mod own;
 mod page;
 mod receiver;
+mod report_only;
 mod schemes;
 mod select;
 mod vectors;

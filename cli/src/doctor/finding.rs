@@ -5,8 +5,9 @@ use std::time::Duration;
 use serde::Serialize;
 use serde_json::json;
 use tower_dedup::adapter::maintenance::PURGE_GRACE;
+use tower_dedup_inbox::{Count, Parked};
 
-use crate::failure::Failure;
+use crate::failure::{Failure, NO_INBOX};
 use crate::output::text;
 use crate::store::{TableState, Target};
 
@@ -84,6 +85,46 @@ pub(super) fn table(state: &Result<TableState, Failure>) -> Finding {
 pub(super) fn lock(lock: Result<(), Failure>, advice: &'static str) -> Finding {
     let fault = lock.err().map(|failure| format!("no write gets its lock: {}", failure.message));
     Finding::ok("lock", "a write gets its lock").error(fault, advice)
+}
+
+/// The table of an inbox, if the database has one by its default name.
+pub(super) async fn inbox(target: &Target) -> Option<Finding> {
+    /// As the alert on the oldest row that waits.
+    const LONGEST_WAIT: Duration = Duration::from_secs(3_600);
+
+    let count = async { Ok(target.inbox("webhook_inbox").await?.count().await?) };
+    let counts = match count.await {
+        Ok(counts) => counts,
+        Err(Failure { message, .. }) if message == NO_INBOX => return None,
+        Err(Failure { message, .. }) => {
+            let found = format!("the table of the inbox cannot be read: {message}");
+            return Some(Finding::ok("inbox", "").error(Some(found), "see the other lines"));
+        }
+    };
+    let (parked, waiting): (Vec<_>, Vec<_>) =
+        counts.into_iter().partition(|count| count.parked.is_some());
+    let rows = |counts: &[Count]| counts.iter().map(|count| count.rows).sum::<u64>();
+    let ok = format!("{} rows wait, {} are parked", rows(&waiting), rows(&parked));
+    let oldest = waiting.iter().max_by_key(|count| count.oldest);
+    let late = oldest.filter(|count| count.oldest > LONGEST_WAIT).map(|count| {
+        let time = humantime::format_duration(Duration::from_secs(count.oldest.as_secs()));
+        let Count { service, namespace, .. } = count;
+        format!("a row of {namespace} of the service {service} waits for {time}")
+    });
+    let needs_a_person = |count: &Count| count.parked != Some(Parked::Refused);
+    let parked: Vec<_> = parked.into_iter().filter(needs_a_person).collect();
+    let parked = (!parked.is_empty()).then(|| format!("{} rows are parked", rows(&parked)));
+    Some(
+        Finding::ok("inbox", ok)
+            .warning(
+                parked,
+                "see `tower-dedup inbox list --parked`, mend the cause, then `inbox retry` or `inbox drop`",
+            )
+            .warning(
+                late,
+                "see `tower-dedup inbox list`: its handler fails, or no process runs a loop with its namespace",
+            ),
+    )
 }
 
 pub(super) async fn purge(target: &Target) -> Finding {

@@ -1,4 +1,4 @@
-//! `doctor`: ten checks, each of which finds a mistake that loses events, runs them twice or refuses them. A
+//! `doctor`: eleven checks, each of which finds a mistake that loses events, runs them twice or refuses them. A
 //! check reports the first fault that exists.
 
 mod finding;

@@ -28,6 +28,7 @@ pub(super) async fn findings(
             findings.push(finding::purge(target).await);
         }
     }
+    findings.extend(finding::inbox(target).await);
     Ok(findings)
 }
 

@@ -32,7 +32,12 @@ pub(super) async fn findings(target: &Target, sqlite: &Sqlite) -> Result<Vec<Fin
     match sqlite.connect().await {
         Ok(mut connection) => {
             let state = sqlite.table(&mut connection).await;
-            findings.push(finding::table(&state));
+            let inbox = finding::inbox(target).await;
+            // An inbox has a file of its own.
+            if inbox.is_none() || !matches!(state, Ok(TableState::Missing)) {
+                findings.push(finding::table(&state));
+            }
+            findings.extend(inbox);
             if matches!(state, Ok(TableState::Current)) {
                 if sqlite.is_writable {
                     const ADVICE: &str = "find the process that holds a transaction open";

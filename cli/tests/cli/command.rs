@@ -115,7 +115,7 @@ pub(crate) async fn end_of(mut command: Command, stdin: &str) -> Ran {
     }
 }
 
-fn spawn(command: Command) -> Child {
+pub(crate) fn spawn(command: Command) -> Child {
     let mut command = tokio::process::Command::from(command);
     command.kill_on_drop(true);
     for _ in 0..100 {

@@ -94,7 +94,7 @@ async fn get_prints_the_stored_data_of_a_complete_key_and_no_state_of_an_unknown
         let key = DedupKey::new("stripe", "evt_1").unwrap();
         let response = StoredResponse::new(StatusCode::CREATED, HeaderMap::new(), "private".into());
         let terms = CallTerms::on_claim(Token::random(), Duration::from_secs(3_600))
-            .with_payloads([(key.clone(), [0xab; 32])])
+            .with_payload_sha256([0xab; 32])
             .with_response(response.into());
         adapter.complete(&key, &terms).await.unwrap();
         let got = place.run(&["get", "stripe", "evt_1"]).await;

@@ -65,6 +65,7 @@ async fn commands_that_read_need_select_and_those_that_repair_the_rights_of_the_
     for (args, code, words) in [
         (&["get", "test", "a"][..], 0, "complete"),
         (&["list"], 0, "complete"),
+        (&["missed", "test"], 0, "ids 0"),
         (&["stats"], 0, "rows                    3\n"),
         (&["migrate", "--check"], 0, "current"),
         (&["migrate"], 0, "current"),

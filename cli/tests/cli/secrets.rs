@@ -73,6 +73,8 @@ async fn help_and_usage_errors_print_no_url() {
         (&["purge", "--keys-per-statement", url], 2, "URL"),
         (&["stats", "--timeout", url], 2, "URL"),
         (&["list", "--state", url], 2, "URL"),
+        (&["missed", "test", "--id", url], 2, "URL"),
+        (&["missed", "test", "--preset", url], 2, "URL"),
         (&["key", url], 2, "URL"),
         (&["key", "github", url], 2, "URL"),
     ] {

@@ -214,7 +214,7 @@ pub(super) async fn unsupported_terms_are_refused_before_anything_is_written(sto
     }
     if !abilities.stored_data {
         refused.push(complete_at_once().with_fetch(Fetch::Digest));
-        refused.push(complete_at_once().with_payloads([(keys.clone(), [7; 32])]));
+        refused.push(complete_at_once().with_payload_sha256([7; 32]));
     }
     for terms in refused {
         let error = adapter.claim(&keys, &terms).await.unwrap_err();

@@ -18,7 +18,8 @@ use crate::driver::{FIRST, LEASE, SLACK, is_duplicate, key, leased, prepare};
 
 /// Completes these keys in a transaction, and commits it if that succeeds.
 async fn complete(store: &Case, keys: &[DedupKey], terms: &CallTerms) -> bool {
-    let completion = store.adapter().completion(keys, terms).unwrap();
+    let keys: Vec<_> = keys.iter().map(|key| (key, terms)).collect();
+    let completion = store.adapter().completion(&keys).unwrap();
     let mut transaction = store.transaction().await;
     if transaction.complete(&completion).await.is_err() {
         return false;
@@ -80,7 +81,7 @@ pub(super) async fn rollback_leaves_every_row_as_it_was(store: Case) {
     for key in &keys {
         adapter.claim(key, &mine).await.unwrap();
     }
-    let completion = adapter.completion(&keys, &mine).unwrap();
+    let completion = adapter.completion(&keys.each_ref().map(|key| (key, &mine))).unwrap();
     let mut transaction = store.transaction().await;
     transaction.complete(&completion).await.unwrap();
     drop(transaction);
@@ -115,7 +116,7 @@ pub(super) async fn response_commits_with_the_key_or_follows(store: Case) {
     };
     for kind in ["at once", "follows", "is not stored", "never"] {
         let key = key(kind);
-        let mine = replays().with_payloads([(key.clone(), [7; 32])]);
+        let mine = replays().with_payload_sha256([7; 32]);
         let done = mine.clone().with_response(Arc::clone(&response));
         adapter.claim(&key, &mine).await.unwrap();
         let terms = if kind == "at once" { &done } else { &mine };

@@ -119,6 +119,40 @@ pub(super) async fn stats_count_each_state_and_its_oldest_key(store: Case) {
     assert_eq!((counted(&stats), stats.rows - stats.expired), ([2, 1, 1, 2], 6));
 }
 
+/// The entries of many keys come in the order of the keys, as `get` returns them without stored data.
+pub(super) async fn entries_of_many_keys_are_those_of_each(store: Case) {
+    let adapter = store.adapter();
+    populate(&store).await;
+    let ids =
+        ["lapsed", "none", "failed", "expired", "in-flight", COMPLETE[1], "in-flight-for-long"];
+    let mut keys: Vec<_> =
+        ids.into_iter().chain([COMPLETE[0], "failed", "none"]).map(key).collect();
+    keys.push(in_namespace("other", "complete"));
+    // Another key of the same id.
+    keys.push(in_namespace("other", "failed"));
+    let many = adapter.get_many(&keys).await.unwrap();
+    assert_eq!(many.len(), keys.len());
+    for (key, many) in keys.iter().zip(many) {
+        let entry = adapter.get(key).await.unwrap();
+        assert!(many.as_ref().is_none_or(|entry| entry.stored.is_none()), "{many:?}");
+        // A store may compute the times from the age of the row, each time anew.
+        let state = |entry: Option<Entry>| {
+            entry.map(|entry| (entry.state, entry.attempts, entry.takeover, entry.event_type))
+        };
+        assert_eq!(state(many), state(entry), "{:?}", key.id());
+    }
+    assert_eq!(adapter.get_many(&[]).await.unwrap(), []);
+    // More than a store reads at once.
+    let keys: Vec<_> = (0..3_000).map(|number| key(&format!("many {number}"))).collect();
+    let some = |number: &usize| number.is_multiple_of(7);
+    for number in (0..keys.len()).filter(some).step_by(20) {
+        adapter.claim(&keys[number], &complete_at_once()).await.unwrap();
+    }
+    let many = adapter.get_many(&keys).await.unwrap();
+    let found: Vec<_> = (0..keys.len()).filter(|number| many[*number].is_some()).collect();
+    assert!(found.iter().copied().eq((0..keys.len()).filter(some).step_by(20)), "{found:?}");
+}
+
 /// A store without the ability refuses a list.
 pub(super) async fn list_is_unsupported_without_the_ability(store: Case) {
     let adapter = store.adapter();
@@ -294,19 +328,17 @@ pub(super) async fn event_type_is_stored_with_a_new_key(store: Case) {
         [("claim", leased), ("claim", complete_at_once), ("renew", leased), ("complete", leased)];
     for (number, (call, terms)) in insertions.into_iter().enumerate() {
         let (typed, none) = (key(&format!("{number} typed")), key(&format!("{number} none")));
-        let with = |terms: CallTerms, name| {
-            terms.with_event_types([(typed.clone(), format!("{name} {number}"))])
-        };
+        let with =
+            |terms: CallTerms, name: &str| terms.with_event_type(&format!("{name} {number}"));
         let is = async |name: &str| {
             assert_eq!(stored(&typed).await, Some(format!("{name} {number}")), "{call}");
             assert_eq!(stored(&none).await, None, "{call}");
         };
-        let (first, new) = (with(terms(), "first"), with(terms(), "new"));
-        reply(&adapter, call, &typed, &first).await;
-        reply(&adapter, call, &none, &first).await;
+        reply(&adapter, call, &typed, &with(terms(), "first")).await;
+        reply(&adapter, call, &none, &terms()).await;
         is("first").await;
         // The types that later claims bring are dropped: a takeover or a duplicate, and its completion.
-        let late = leased().with_event_types([(none.clone(), "late")]);
+        let late = leased().with_event_type("late");
         store.advance(LEASE + SLACK).await;
         for (key, terms) in [(&typed, with(leased(), "other")), (&none, late)] {
             adapter.claim(key, &terms).await.unwrap();
@@ -316,8 +348,8 @@ pub(super) async fn event_type_is_stored_with_a_new_key(store: Case) {
         // The key is new again after its retention, but not for a renewal.
         store.advance(RETENTION + SLACK).await;
         let call = if call == "renew" { "claim" } else { call };
-        reply(&adapter, call, &typed, &new).await;
-        reply(&adapter, call, &none, &new).await;
+        reply(&adapter, call, &typed, &with(terms(), "new")).await;
+        reply(&adapter, call, &none, &terms()).await;
         is("new").await;
     }
 }

@@ -206,10 +206,11 @@ pub(super) async fn calls_after_close_fail(store: Case) {
             adapter.purge(10).await.map(drop),
             adapter.forget(&key).await.map(drop),
             adapter.get(&key).await.map(drop),
+            adapter.get_many(std::slice::from_ref(&key)).await.map(drop),
             adapter.stats().await.map(drop),
         ]
     };
     let ended = tokio::time::timeout(SLACK, closed_and_asked).await.expect("no call waits");
     let kinds = ended.map(|ended| ended.map_err(|error| error.kind()));
-    assert_eq!(kinds, [Err(StoreErrorKind::Unavailable); 10]);
+    assert_eq!(kinds, [Err(StoreErrorKind::Unavailable); 11]);
 }

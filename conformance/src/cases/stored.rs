@@ -31,14 +31,9 @@ fn data(payload: u8, response: Option<&Arc<StoredResponse>>) -> StoredData {
     StoredData::new(Some([payload; 32]), response.cloned())
 }
 
-/// Adds this payload of the key.
-fn with_payload(terms: CallTerms, key: &DedupKey, payload: u8) -> CallTerms {
-    with_payloads(terms, slice::from_ref(key), payload)
-}
-
-/// Adds this payload for each of these keys.
-fn with_payloads(terms: CallTerms, keys: &[DedupKey], payload: u8) -> CallTerms {
-    terms.with_payloads(keys.iter().map(|key| (key.clone(), [payload; 32])))
+/// Adds this payload.
+fn with_payload(terms: CallTerms, payload: u8) -> CallTerms {
+    terms.with_payload_sha256([payload; 32])
 }
 
 /// What a duplicate carries.
@@ -85,7 +80,7 @@ pub(super) async fn completion_stores_what_it_carries(store: Case) {
     let stored_response = response(Bytes::from_static(b"\0\xff"));
     for row in ["leased", "lapsed", "none"] {
         let key = key(row);
-        let mine = with_payload(leased(), &key, 7);
+        let mine = with_payload(leased(), 7);
         prepare(&store, row, &[(key.clone(), mine.clone())]).await;
         if row == "leased" {
             assert_eq!(all_of(&store, &key).await, None, "nothing is returned yet");
@@ -96,7 +91,7 @@ pub(super) async fn completion_stores_what_it_carries(store: Case) {
         assert_eq!(all_of(&store, &key).await, whole, "{row}");
         // Neither a repeated completion nor another token's changes it.
         adapter.complete(&key, &mine).await.unwrap();
-        let late = with_payload(leased(), &key, 8).with_response(response("other"));
+        let late = with_payload(leased(), 8).with_response(response("other"));
         assert_eq!(adapter.complete(&key, &late).await.unwrap(), CompleteReply::LeaseLost);
         assert_eq!(all_of(&store, &key).await, whole, "{row}");
     }
@@ -107,16 +102,25 @@ pub(super) async fn completion_stores_what_it_carries(store: Case) {
 pub(super) async fn each_key_has_its_own_stored_data(store: Case) {
     let adapter = store.adapter();
     let keys: Vec<DedupKey> = (b'a'..=b'f').map(|id| key(&char::from(id).to_string())).collect();
-    let some = || keys.iter().zip(0..4).map(|(key, payload)| (key.clone(), [payload; 32]));
-    let mine = leased().with_payloads(some());
-    let (at_once, claimed) = keys.split_at(2);
+    let with = |terms: CallTerms, at: usize| match at {
+        0..4 => with_payload(terms, u8::try_from(at).unwrap()),
+        _ => terms,
+    };
+    let (at_once, mine) = (complete_at_once(), leased());
     // A claim over the row of a failed handler stores them too.
     let failed = leased();
-    adapter.claim(&at_once[1], &failed).await.unwrap();
-    adapter.release(&at_once[1], &failed).await.unwrap();
-    claim_all(&adapter, at_once, &complete_at_once().with_payloads(some())).await;
-    claim_all(&adapter, claimed, &mine).await;
-    complete_all(&adapter, &claimed[..3], &mine).await;
+    adapter.claim(&keys[1], &failed).await.unwrap();
+    adapter.release(&keys[1], &failed).await.unwrap();
+    let claims = keys.iter().enumerate().map(async |(at, key)| {
+        let terms = with(if at < 2 { at_once.clone() } else { mine.clone() }, at);
+        adapter.claim(key, &terms).await.unwrap();
+    });
+    join_all(claims).await;
+    let completed = keys.iter().enumerate().skip(2).take(3);
+    join_all(completed.map(async |(at, key)| {
+        adapter.complete(key, &with(mine.clone(), at)).await.unwrap();
+    }))
+    .await;
     let stored = |payload| Some(data(payload, None));
     let empty = Some(StoredData::default());
     let expected = [stored(0), stored(1), stored(2), stored(3), empty, None];
@@ -127,10 +131,11 @@ pub(super) async fn each_key_has_its_own_stored_data(store: Case) {
 pub(super) async fn duplicate_carries_what_the_call_fetches(store: Case) {
     let (adapter, keys) = (store.adapter(), ["?", "both", "plain", "running"].map(key));
     let stored_response = response("<Response/>");
-    let mine = with_payload(leased(), &keys[1], 7);
+    let mine = leased();
     claim_all(&adapter, &keys[1..], &mine).await;
     let done = mine.with_response(Arc::clone(&stored_response));
-    complete_all(&adapter, &keys[1..3], &done).await;
+    adapter.complete(&keys[1], &with_payload(done.clone(), 7)).await.unwrap();
+    adapter.complete(&keys[2], &done).await.unwrap();
     let plain = StoredData::new(None, Some(Arc::clone(&stored_response)));
     let digests = [None, Some(data(7, None)), Some(StoredData::default()), None];
     let all = [None, Some(data(7, Some(&stored_response))), Some(plain), None];
@@ -147,7 +152,7 @@ pub(super) async fn duplicate_carries_what_the_call_fetches(store: Case) {
 /// The stored data of a key ends with its retention, and with a release. A later claim of the key does not return it.
 pub(super) async fn stored_data_ends_with_the_retention(store: Case) {
     let (adapter, keys) = (store.adapter(), ["claimed", "completed", "once"].map(key));
-    let mine = with_payloads(leased(), &keys, 7).with_response(response("old"));
+    let mine = with_payload(leased(), 7).with_response(response("old"));
     complete_all(&adapter, &keys, &mine).await;
     store.advance(RETENTION).await;
     let second = leased();
@@ -158,7 +163,7 @@ pub(super) async fn stored_data_ends_with_the_retention(store: Case) {
     assert_eq!(all_of_each(&store, &keys).await, vec![Some(StoredData::default()); 3]);
     adapter.forget(&keys[0]).await.unwrap();
     assert_eq!(all_of(&store, &keys[0]).await, None);
-    let (released, mine) = (key("released"), with_payload(complete_at_once(), &key("released"), 7));
+    let (released, mine) = (key("released"), with_payload(complete_at_once(), 7));
     adapter.claim(&released, &mine).await.unwrap();
     adapter.release(&released, &mine).await.unwrap();
     assert_eq!(adapter.complete(&released, &leased()).await.unwrap(), CompleteReply::Inserted);
@@ -169,7 +174,7 @@ pub(super) async fn stored_data_ends_with_the_retention(store: Case) {
 pub(super) async fn get_returns_the_stored_data_of_a_complete_key(store: Case) {
     let (adapter, keys) = (store.adapter(), ["full", "plain", "released", "running"].map(key));
     let stored_response = response("<Response/>");
-    let mine = with_payloads(leased(), &keys, 7).with_response(Arc::clone(&stored_response));
+    let mine = with_payload(leased(), 7).with_response(Arc::clone(&stored_response));
     claim_all(&adapter, &keys, &mine).await;
     adapter.complete(&keys[0], &mine).await.unwrap();
     adapter.complete(&keys[1], &leased()).await.unwrap();
@@ -194,7 +199,7 @@ pub(super) async fn get_returns_the_stored_data_of_a_complete_key(store: Case) {
 pub(super) async fn duplicate_beside_completions_carries_whole_stored_data(store: Case) {
     for round in 0..20_u8 {
         let (adapter, key) = (store.adapter(), key(&round.to_string()));
-        let mine = with_payload(leased(), &key, round);
+        let mine = with_payload(leased(), round);
         let done = mine.clone().with_response(response(vec![round; 10_000]));
         adapter.claim(&key, &mine).await.unwrap();
         let readers = [leased, leased, complete_at_once, complete_at_once].map(|terms| {
@@ -212,7 +217,7 @@ pub(super) async fn duplicate_beside_completions_carries_whole_stored_data(store
         });
         tokio::task::yield_now().await;
         assert_eq!(adapter.complete(&key, &done).await.unwrap(), CompleteReply::Held);
-        let whole = done.stored_data_for(&key);
+        let whole = done.stored_data();
         for reader in readers {
             let read = tokio::time::timeout(Duration::from_secs(10), reader).await;
             assert_eq!(read.expect("the completion shows").expect("a reader"), whole, "{round}");
@@ -230,7 +235,7 @@ pub(super) async fn duplicate_beside_releases_carries_whole_stored_data(store: C
         tokio::spawn(async move {
             let mut failed = 0;
             for round in 0..ROUNDS {
-                let mine = with_payload(complete_at_once(), &keys, payload);
+                let mine = with_payload(complete_at_once(), payload);
                 let mine = mine.with_fetch(Fetch::Digest);
                 let reply = adapter.claim(&keys, &mine).await;
                 // A claim that meets another version again and again may give up. Its outcome is unknown.

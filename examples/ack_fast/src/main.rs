@@ -5,6 +5,10 @@
 //! cargo run -p ack_fast -- --database-url postgres://…
 //! ```
 //!
+//! For who has a queue, or needs one: several jobs of one event, priorities, schedules, jobs that another
+//! program runs. For a sender that never retries, or a handler that is slower than the sender waits, the
+//! [inbox](tower_dedup::guide::inbox) is less: no job, no worker and no dead letters of your own.
+//!
 //! Many senders wait for a few seconds only, and some never retry. So the handler does no work: it
 //! enqueues a job in the transaction that completes the event's key. Both commit before the sender sees
 //! its 202, or neither does and the sender retries. A duplicate enqueues nothing.
@@ -42,6 +46,7 @@ use graphile_worker::{
 };
 use serde::{Deserialize, Serialize};
 use shared::{in_one_line, stop_signal};
+use sqlx::Executor;
 use sqlx::postgres::{PgPool, PgPoolOptions};
 use tokio::net::TcpListener;
 use tokio::time::timeout;
@@ -58,6 +63,8 @@ mod shared;
 const CONNECTIONS: u32 = 5;
 /// How long a delivery waits for a connection: well below the time for which its sender waits.
 const ACQUIRE: Duration = Duration::from_secs(2);
+/// How long a connection that comes back may take to end what was left open.
+const ENDS: Duration = Duration::from_secs(1);
 const BODY_LIMIT: usize = 256 * 1024;
 /// The variable with the sender's secret. It is no option, because every user of the machine can read
 /// options.
@@ -105,7 +112,16 @@ async fn run(options: Options) -> Result<(), Box<dyn Error>> {
     let verifier = verifier.map_err(|why| format!("{SECRET}: {why}"))?;
     let verify = VerifyLayer::new(verifier).body_limit(BODY_LIMIT);
     // One pool for deliveries, and one for jobs. Neither waits for the other.
-    let deliveries = PgPoolOptions::new().max_connections(10).acquire_timeout(ACQUIRE);
+    let deliveries = PgPoolOptions::new()
+        .max_connections(10)
+        .acquire_timeout(ACQUIRE)
+        // Of a handler that is dropped, a connection may come back on which nothing comes any more.
+        .after_release(|connection, _| {
+            Box::pin(async move {
+                let ended = timeout(ENDS, connection.execute("BEGIN; ROLLBACK")).await;
+                Ok(matches!(ended, Ok(Ok(_)))) // otherwise the connection is closed
+            })
+        });
     let deliveries = deliveries.connect(&options.database_url).await?;
     let keys = PostgresAdapter::new(deliveries.clone());
     keys.migrate().await?;

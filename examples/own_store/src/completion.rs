@@ -1,27 +1,22 @@
 //! The parameter of a completion in the transaction of a handler.
 
 use tower_dedup::DedupKey;
-use tower_dedup::adapter::contract::{CallTerms, StoredData};
+use tower_dedup::adapter::contract::CallTerms;
 
 use crate::row::{fetches_response, header_lines, milliseconds};
 
 /// Returns the text of a JSON object for `sql/completion.sql`. All its strings are hex digits, which need no escaping.
-pub(crate) fn parameter(keys: &[DedupKey], terms: &CallTerms) -> String {
-    let data: Vec<StoredData> =
-        keys.iter().map(|key| terms.stored_data_for(key).unwrap_or_default()).collect();
-    let events: Vec<String> = keys
-        .iter()
-        .zip(&data)
-        .map(|(key, data)| {
-            let [namespace, id] = [key.namespace(), key.id()].map(|text| quoted(text.as_bytes()));
-            format!(
-                "[{namespace},{id},{}]",
-                data.payload_sha256.map_or_else(null, |sha256| quoted(&sha256))
-            )
-        })
-        .collect();
+pub(crate) fn parameter(keys: &[(&DedupKey, &CallTerms)]) -> String {
+    let event = |(key, terms): &(&DedupKey, &CallTerms)| {
+        let [namespace, id] = [key.namespace(), key.id()].map(|text| quoted(text.as_bytes()));
+        let sha256 = terms.payload_sha256().map_or_else(null, |sha256| quoted(&sha256));
+        format!("[{namespace},{id},{sha256}]")
+    };
+    let events: Vec<String> = keys.iter().map(event).collect();
+    // Without keys, nothing is completed.
+    let Some((_, terms)) = keys.first() else { return r#"{"events":[]}"#.to_owned() };
     // One response answers the delivery, and is stored with each of its events.
-    let response = data.first().and_then(|data| data.response.as_deref());
+    let response = terms.response();
     format!(
         r#"{{"token":{},"retention_ms":{},"keeps_lease":{},"status":{},"headers":{},"body":{},"events":[{}]}}"#,
         quoted(terms.token().as_bytes()),

@@ -89,8 +89,8 @@ impl Call {
         let args = Args::of(key)
             .token(terms)
             .add(attempts)
-            .add(terms.event_type_for(key).map(str::as_bytes))
-            .stored(key, terms, lease.is_none())
+            .add(terms.event_type().map(str::as_bytes))
+            .stored(terms, lease.is_none())
             .add(handled_at(terms))
             .add(lease.is_none())
             .add(handled_at(terms))
@@ -104,7 +104,7 @@ impl Call {
     /// Returns the arguments that write a row at the version that was read.
     fn write(key: &DedupKey, row: &Row, write: &Write, terms: &CallTerms) -> Args {
         let event_type = if write.is_new {
-            terms.event_type_for(key).map(str::as_bytes)
+            terms.event_type().map(str::as_bytes)
         } else {
             row.event_type.as_deref()
         };
@@ -113,7 +113,7 @@ impl Call {
             .add(write.attempts)
             .add(write.takeover)
             .add(event_type)
-            .stored(key, terms, write.completes)
+            .stored(terms, write.completes)
             .add(write.is_new)
             .add(handled_at(terms))
             .add(write.completes)
@@ -160,7 +160,7 @@ impl Call {
                 }
                 continue;
             };
-            let (write, reply) = row.completed(&terms, &key);
+            let (write, reply) = row.completed(&terms);
             let Some(write) = write else { return Ok(reply) };
             let args = Self::write(&key, &row, &write, &terms);
             if self.run_patiently(&self.sql().write, args).await? > 0 {
@@ -174,7 +174,7 @@ impl Call {
         let lease = Some(lease_ms(&terms)?.unwrap_or_default());
         let args = Args::of(&key)
             .token(&terms)
-            .add(terms.event_type_for(&key).map(str::as_bytes))
+            .add(terms.event_type().map(str::as_bytes))
             .numbers([lease, Some(milliseconds(terms.retention())), lease]);
         let renewed = self.run(&self.sql().renew, args).await?;
         // "Lost" of a row that a transaction holds would end the lease of its handler.
@@ -231,9 +231,9 @@ impl DedupAdapter for MariaDbStore {
         Call::start(&self.0, "completing a key", |call| call.complete(key.clone(), terms.clone()))
     }
 
-    fn completion(&self, keys: &[DedupKey], terms: &CallTerms) -> Result<Completion, StoreError> {
+    fn completion(&self, keys: &[(&DedupKey, &CallTerms)]) -> Result<Completion, StoreError> {
         let sql = Arc::clone(&self.0.statements.completion.sql);
-        Ok(Completion::new(sql, completion::parameter(keys, terms)))
+        Ok(Completion::new(sql, completion::parameter(keys)))
     }
 
     fn is_complete<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, bool> {

@@ -170,12 +170,8 @@ impl Row {
     }
 
     /// Returns the reply to a completion that finds this row, and what it writes.
-    pub(crate) fn completed(
-        &self,
-        terms: &CallTerms,
-        key: &DedupKey,
-    ) -> (Option<Write>, CompleteReply) {
-        let has_response = terms.stored_data_for(key).is_some_and(|data| data.response.is_some());
+    pub(crate) fn completed(&self, terms: &CallTerms) -> (Option<Write>, CompleteReply) {
+        let has_response = terms.response().is_some();
         let is_mine = self.is_by(terms.token());
         let reply = match (is_mine, self.attempts) {
             (false, _) => CompleteReply::LeaseLost,

@@ -110,10 +110,10 @@ impl Args {
     }
 
     /// Adds the four columns of the data that is stored with a complete key. Another row has none.
-    pub(crate) fn stored(self, key: &DedupKey, terms: &CallTerms, is_complete: bool) -> Self {
-        let data = terms.stored_data_for(key).filter(|_| is_complete).unwrap_or_default();
-        let response = data.response.as_deref();
-        self.add(data.payload_sha256.map(Vec::from))
+    pub(crate) fn stored(self, terms: &CallTerms, is_complete: bool) -> Self {
+        let digest = terms.payload_sha256().filter(|_| is_complete);
+        let response = terms.response().filter(|_| is_complete);
+        self.add(digest.map(Vec::from))
             .add(response.map(|response| i64::from(response.status.as_u16())))
             .add(response.map(|response| header_lines(&response.headers)))
             .add(response.map(|response| &response.body[..]))

@@ -13,7 +13,7 @@ use sqlx::sqlite::{
     Sqlite, SqliteConnectOptions, SqliteConnection, SqliteJournalMode, SqlitePool,
     SqlitePoolOptions, SqliteSynchronous,
 };
-use sqlx::{Pool, Result};
+use sqlx::{Executor, Pool, Result};
 use tokio::sync::Mutex;
 use tokio::time::timeout;
 use tower_dedup::DedupKey;
@@ -41,6 +41,9 @@ pub(crate) enum Effects {
 
 /// The time limit of a handler's statement, because a silent connection never replies.
 const BOUND: Duration = Duration::from_secs(5);
+
+/// How long a connection that comes back to the pool may take to end what was left open.
+const ENDS: Duration = Duration::from_secs(1);
 
 /// Runs statements of a handler within [`BOUND`].
 pub(crate) async fn bounded<T>(statements: impl Future<Output = Result<T>>) -> Result<T> {
@@ -136,7 +139,14 @@ impl Effects {
             let retries = ExponentialBuilder::new().with_min_delay(RETRY_DELAY).with_jitter();
             return open.retry(retries.with_max_times(RETRIES)).when(is_busy).await;
         }
-        let pool = PgPoolOptions::new().max_connections(10).connect(url).await?;
+        // A handler that is dropped may leave a transaction open, or a connection on which nothing comes any more.
+        let options = PgPoolOptions::new().max_connections(10).after_release(|connection, _| {
+            Box::pin(async move {
+                let ended = timeout(ENDS, connection.execute("BEGIN; ROLLBACK")).await;
+                Ok(matches!(ended, Ok(Ok(_)))) // otherwise the connection is closed
+            })
+        });
+        let pool = options.connect(url).await?;
         // `IF NOT EXISTS` can fail when receivers start together, so they take a lock.
         let mut tx = pool.begin().await?;
         sqlx::query("SELECT pg_advisory_xact_lock(3000)").execute(&mut *tx).await?;
@@ -156,12 +166,7 @@ impl Effects {
             Self::Sqlite(pool) => Sqlite::add(&mut *pool.acquire().await?, key, attempt).await,
             Self::Postgres(pool) => {
                 let mut connection = acquire(pool).await?;
-                let added = bounded(Postgres::add(&mut connection, key, attempt)).await;
-                if added.is_err() {
-                    // The connection may be silent. Dropping it would return it to the pool.
-                    drop(connection.detach());
-                }
-                added
+                bounded(Postgres::add(&mut connection, key, attempt)).await
             }
         }
     }

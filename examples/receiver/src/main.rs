@@ -5,6 +5,7 @@
 //! cargo run --example receiver -- --listen 127.0.0.1:8080 --store memory: --ledger on-arrival
 //! cargo run --example receiver -- --store postgres://… --ledger transactional
 //! cargo run --example receiver -- --store redis://127.0.0.1:6379 --effects sqlite://effects.db
+//! cargo run --example receiver -- --inbox
 //! ```
 //!
 //! `scripts/postgres` and `scripts/redis` start a server, and print its URL.
@@ -22,6 +23,15 @@
 //! deliver events. `GET /metrics` is for Prometheus. The page, `/effects` and `/metrics` are served under an
 //! IP address, `localhost` or `--public-url` only. Whoever reaches the receiver reaches them, so `--listen`
 //! is loopback by default.
+//!
+//! # Inbox
+//!
+//! With `--inbox`, a delivery is stored before it is handled, and handled again until it has succeeded
+//! ([`guide::inbox`](tower_dedup::guide::inbox)), without the sender. The table is in the store's Postgres; with another
+//! store, in the file `inbox.db` of the current folder; or in the database of `--inbox URL`. A failed event runs again after
+//! 1, 2, 4, 8 and 16 s. Then it is parked, and the page says so. A handler that runs for longer than 5 s is answered
+//! `stored`. If a receiver dies, another one runs its events after 60 s, or `--lease-seconds`. It needs a ledger that
+//! releases what fails: not `on-arrival`.
 //!
 //! # Signatures
 //!
@@ -56,7 +66,7 @@
 //!
 //! # Misbehaviour
 //!
-//! Two query parameters make the handler misbehave:
+//! Three query parameters make the handler misbehave:
 //!
 //! - `delay_ms=5000` makes it slow. Deliver the event again during the run: the second delivery waits
 //!   for two seconds and gets 503, `x-dedup-result: in-flight`. Or hang up: the handler runs to its end.
@@ -64,6 +74,8 @@
 //!   `transactional`, the event is in flight until the lease lapses (`--lease-seconds 5`), then a takeover
 //!   runs.
 //! - `fail=500` responds with that status (400 to 599), and has no effect. The retry runs at once.
+//! - `fail_runs=2` makes only the first two runs of an event fail: with 500, or the status of `fail`. With `--inbox`, the third
+//!   run comes by itself.
 //!
 //! Under `transactional`, the handler begins its transaction after the delay, so a slow handler holds no connection and
 //! no lock. `fail` comes after the write, which is rolled back.
@@ -73,6 +85,7 @@
 
 mod effects;
 mod handshake;
+mod inbox;
 mod metrics;
 mod page;
 mod secrets;
@@ -142,6 +155,10 @@ struct Options {
     /// When a key becomes permanent.
     #[arg(long, value_enum, default_value = "lease")]
     ledger: LedgerKind,
+    /// Stores each delivery before it is handled, and handles it again until it has succeeded: in this database
+    /// (`sqlite://FILE` or `postgres://…`), without a URL in the store's Postgres, else in the file `inbox.db`.
+    #[arg(long, value_name = "URL", num_args = 0..=1, default_missing_value = "")]
+    inbox: Option<String>,
     /// The lease: how long an event of a dead receiver stays in flight [default: 60; under `transactional` 10].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     lease_seconds: Option<u64>,
@@ -200,23 +217,33 @@ async fn run(options: Options, records: Records) -> Result<(), Box<dyn Error>> {
         running: running.clone(),
     };
     let mode = options.mode;
+    let inbox = match &options.inbox {
+        Some(_) if matches!(options.ledger, LedgerKind::OnArrival) => {
+            return Err(
+                "--inbox needs a ledger that releases what fails: leave --ledger on-arrival out"
+                    .into(),
+            );
+        }
+        Some(place) => Some(inbox::connect(place, url, options.lease_seconds).await?),
+        None => None,
+    };
     // The page takes the store away from the layers, and looks into it all the same.
     let ((store, faults), (webhooks, handles)) = match options.ledger {
         LedgerKind::Lease => {
             let store = faulty(adapter::connect(url).await?);
             let layer = |preset| DedupLayer::new(preset, store.clone()).mode(mode);
-            (shown(&store), routes.over(layer, receive))
+            (shown(&store), routes.over(layer, inbox::with(inbox.as_ref()), receive))
         }
         LedgerKind::OnArrival => {
             let store = faulty(adapter::connect(url).await?);
             let layer = |preset| DedupLayer::on_arrival(preset, store.clone()).mode(mode);
-            (shown(&store), routes.over(layer, receive))
+            (shown(&store), routes.over(layer, inbox::without, receive))
         }
         // The type of the transaction depends on the database, and so does the handler.
         LedgerKind::Transactional if url.starts_with("sqlite:") => {
             let store = faulty(SqliteAdapter::connect(url).await?);
             let layer = |preset| DedupLayer::transactional(preset, store.clone()).mode(mode);
-            (shown(&store), routes.over(layer, receive_in::<Sqlite>))
+            (shown(&store), routes.over(layer, inbox::with(inbox.as_ref()), receive_in::<Sqlite>))
         }
         LedgerKind::Transactional if url.starts_with("postgres") => {
             let store = faulty(PostgresAdapter::connect(url).await?);
@@ -225,7 +252,7 @@ async fn run(options: Options, records: Records) -> Result<(), Box<dyn Error>> {
             let layer = |preset| {
                 DedupLayer::transactional(preset, store.clone()).handler_timeout(bound).mode(mode)
             };
-            (shown(&store), routes.over(layer, receive_in::<Postgres>))
+            (shown(&store), routes.over(layer, inbox::with(inbox.as_ref()), receive_in::<Postgres>))
         }
         LedgerKind::Transactional => {
             return Err("--ledger transactional needs a database: \
@@ -242,9 +269,23 @@ async fn run(options: Options, records: Records) -> Result<(), Box<dyn Error>> {
         mode,
         secret: secrets::secret_of(&provider::STANDARD_WEBHOOKS).map(Into::into),
     };
-    let page =
-        Page { store: store.clone(), faults, effects: effects.clone(), records, running, setup };
+    let page = Page {
+        store: store.clone(),
+        faults,
+        effects: effects.clone(),
+        inbox: inbox.clone(),
+        records,
+        running,
+        setup,
+    };
     let webhooks = webhooks.with_state(effects.clone());
+    let (stop_loop, loop_stopped) = oneshot::channel::<()>();
+    // The webhooks alone: whoever can write to the table can call the routes that the loop has.
+    let redeliveries = inbox.as_ref().map(|inbox| {
+        tokio::spawn(inbox.run(webhooks.clone(), async {
+            let _ = loop_stopped.await;
+        }))
+    });
     // A foreign site must read none of these under a name of its own.
     let public = guard::authority(options.public_url.as_deref());
     let shown = page
@@ -269,9 +310,15 @@ async fn run(options: Options, records: Records) -> Result<(), Box<dyn Error>> {
     stop_signal.await;
     tracing::info!("stopping");
     let deadline = Instant::now() + SHUTDOWN;
-    drop(stop);
+    drop((stop, stop_loop));
     // The server closes idle connections at once, and waits for those with a request.
     let mut served = timeout(LAST_REQUESTS, &mut server).await.is_ok();
+    if let (Some(inbox), Some(redeliveries)) = (&inbox, redeliveries) {
+        let ended = async { (redeliveries.await, inbox.drain().await) };
+        if timeout_at(deadline, ended).await.is_err() {
+            tracing::warn!("exiting with rows of the inbox running: another receiver takes them");
+        }
+    }
     // `drain` waits for every handler, including those whose client has hung up, and for pending writes.
     for (route, handle) in &handles {
         if timeout_at(deadline, handle.drain()).await.is_err() {
@@ -364,6 +411,11 @@ impl Routes {
     fn over<L, H, T>(
         &self,
         layer: impl Fn(provider::Preset) -> DedupLayer<L>,
+        layered: impl Fn(
+            MethodRouter<Effects>,
+            DedupLayer<L>,
+            Option<VerifyLayer>,
+        ) -> MethodRouter<Effects>,
         handler: H,
     ) -> (Router<Effects>, Handles)
     where
@@ -391,12 +443,9 @@ impl Routes {
                 route = route.on(filter, handler);
             }
             let track = middleware::from_fn_with_state(self.running.clone(), running::track);
-            route = route.layer(track);
-            route = route.layer(dedup);
-            if let Some(verifier) = verifier {
-                // The layer added last is outermost: an unsigned request uses up no id.
-                route = route.layer(VerifyLayer::new(verifier.clone()));
-            }
+            let route = route.layer(track);
+            let verify = verifier.map(|verifier| VerifyLayer::new(verifier.clone()));
+            let route = layered(route, dedup, verify);
             router = router.route(&format!("/webhooks/{}", preset.name()), route);
         }
         (router, handles)
@@ -410,6 +459,7 @@ struct Misbehaviour {
     delay_ms: u64,
     #[serde(default, deserialize_with = "failure")]
     fail: Option<StatusCode>,
+    fail_runs: Option<u32>,
 }
 
 /// Reads a status that is no success: a success acknowledges the event without its effect.
@@ -426,8 +476,14 @@ impl Misbehaviour {
         tokio::time::sleep(Duration::from_millis(self.delay_ms)).await;
     }
 
-    fn fail(&self) -> Result<(), StatusCode> {
-        self.fail.map_or(Ok(()), Err)
+    /// Fails every run, or the first runs of an event.
+    fn fail(&self, delivery: Option<&Delivery>) -> Result<(), StatusCode> {
+        let attempt = delivery.map_or(1, Delivery::attempt);
+        match (self.fail, self.fail_runs) {
+            (None, None) => Ok(()),
+            (_, Some(runs)) if attempt > runs => Ok(()),
+            (status, _) => Err(status.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)),
+        }
     }
 }
 
@@ -441,7 +497,7 @@ async fn receive(
     body: Bytes,
 ) -> Result<Response, StatusCode> {
     misbehaviour.delay().await;
-    misbehaviour.fail()?;
+    misbehaviour.fail(delivery.as_ref())?;
     if let Some(delivery) = delivery {
         for key in delivery.keys() {
             effects.add(key, delivery.attempt()).await.map_err(|error| failed(&error))?;
@@ -469,10 +525,10 @@ async fn receive_in<DB: Table>(
                 added.map_err(|error| refused(error.into()))?;
             }
             // After the writes, which are rolled back.
-            misbehaviour.fail().map_err(IntoResponse::into_response)?;
+            misbehaviour.fail(Some(&delivery)).map_err(IntoResponse::into_response)?;
             tx.commit().await.map_err(refused)?;
         }
-        _ => misbehaviour.fail().map_err(IntoResponse::into_response)?,
+        _ => misbehaviour.fail(None).map_err(IntoResponse::into_response)?,
     }
     Ok(respond(&headers, &body))
 }

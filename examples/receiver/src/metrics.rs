@@ -20,6 +20,7 @@ pub(crate) fn install() -> Result<PrometheusHandle, BuildError> {
     }
     let metrics = builder.install_recorder()?;
     tower_dedup::observe::describe_metrics();
+    tower_dedup_inbox::describe_metrics();
     Ok(metrics)
 }
 

@@ -35,6 +35,13 @@ CREATE TABLE IF NOT EXISTS {table} (
   bytes bigint GENERATED ALWAYS AS (octet_length(headers) + octet_length(body)) STORED
 ) WITH (autovacuum_vacuum_scale_factor = 0.01, autovacuum_analyze_scale_factor = 0.05,
   toast.autovacuum_vacuum_scale_factor = 0.01);
+-- Most rows live for milliseconds: compressing a large body would cost three times what the rest of the row costs. (A column
+-- of CREATE TABLE has a storage from Postgres 16 on.)
+DO $$ BEGIN
+  IF (SELECT attstorage <> 'e' FROM pg_attribute WHERE attrelid = '{table}'::regclass AND attname = 'body') THEN
+    ALTER TABLE {table} ALTER COLUMN body SET STORAGE EXTERNAL;
+  END IF;
+END $$;
 CREATE INDEX IF NOT EXISTS "{index}_due" ON {table} (service, namespace, due) INCLUDE (received, bytes)
   WHERE due IS NOT NULL;
 CREATE INDEX IF NOT EXISTS "{index}_parked" ON {table} (service, namespace, parked, received)

@@ -4,6 +4,7 @@ mod ends;
 mod faults;
 mod operators;
 mod processes;
+mod reach;
 mod routes;
 mod settings;
 mod table;

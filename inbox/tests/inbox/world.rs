@@ -63,7 +63,7 @@ pub(crate) struct World {
     pub(crate) inbox: Inbox,
     pub(crate) app: App,
     pub(crate) store: PostgresAdapter,
-    url: String,
+    pub(crate) url: String,
     /// Removed with the first process.
     directory: Arc<tempfile::TempDir>,
     _schema: Option<Schema>,

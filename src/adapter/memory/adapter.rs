@@ -174,7 +174,7 @@ macro_rules! call {
             terms: &'a CallTerms,
         ) -> StoreFuture<'a, $reply> {
             Box::pin(async move {
-                self.one(key, |row, now| MemoryCall { key, terms, now, stored: &self.stored }.$method(row))
+                self.one(key, |row, now| MemoryCall { terms, now, stored: &self.stored }.$method(row))
             })
         }
     )+};

@@ -12,7 +12,6 @@ use super::super::replies::{ClaimReply, CompleteReply, RenewReply, Seen};
 use super::super::stored::{Fetch, StoredData};
 use super::super::terms::{CallTerms, Permanence, Token};
 use super::clock::{after, ms, wall};
-use crate::key::DedupKey;
 
 /// Times are milliseconds of the adapter's [`Clock`](super::clock::Clock).
 #[derive(Clone, Default)]
@@ -142,7 +141,6 @@ impl Drop for Kept {
 /// A call for one key. Its operations get the row of the key, and change it.
 #[derive(Clone, Copy)]
 pub(super) struct MemoryCall<'a> {
-    pub(super) key: &'a DedupKey,
     pub(super) terms: &'a CallTerms,
     pub(super) now: u64,
     /// The bytes of the data that all rows store.
@@ -254,7 +252,7 @@ impl MemoryCall<'_> {
     fn mark_complete(self, row: &mut MemoryRow) {
         row.is_complete = true;
         row.ends_at = self.now;
-        row.stored = self.terms.stored_data_for(self.key).map(|data| Kept::new(data, self.stored));
+        row.stored = self.terms.stored_data().map(|data| Kept::new(data, self.stored));
         if row.expires_at <= self.now {
             row.expires_at = after(self.now, self.terms.retention());
         }

@@ -153,7 +153,6 @@ mod tests {
     use super::super::row::MemoryCall;
     use super::*;
     use crate::adapter::terms::{CallTerms, Token};
-    use crate::key::DedupKey;
 
     proptest! {
         #[test]
@@ -164,11 +163,10 @@ mod tests {
             let (mut shard, mut times) = (Shard::new(8), BTreeMap::new());
             for (id, due, stays) in steps {
                 let terms = CallTerms::on_claim(Token::random(), Duration::from_millis(due));
-                let key = DedupKey::new("n", "a").unwrap();
                 let (mut row, mut is_pushed) = (None, false);
                 if stays {
                     let stored = &Default::default();
-                    MemoryCall { key: &key, terms: &terms, now: 0, stored }.claim(&mut row);
+                    MemoryCall { terms: &terms, now: 0, stored }.claim(&mut row);
                     is_pushed = times.insert(id, due) != Some(due);
                 } else {
                     times.remove(&id);

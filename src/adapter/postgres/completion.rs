@@ -6,8 +6,9 @@ use std::time::Duration;
 use serde_json::json;
 use sqlx::postgres::{PgConnection, PgPool, Postgres};
 
-use super::super::contract::{CallTerms, Completion, OwnCompletion, OwnDatabase};
+use super::super::contract::{CallTerms, Completion, Fetch, OwnCompletion, OwnDatabase};
 use super::super::sql::statement::query;
+use super::super::terms::KeyedTerms;
 use super::super::transaction::{
     CompletionConnection, CompletionDatabase, Connected, Sealed, acquire,
 };
@@ -20,28 +21,29 @@ use crate::key::DedupKey;
 pub(super) fn completion(
     (statements, generation): (&PostgresStatements, Option<u32>),
     idle: Option<Duration>,
-    keys: &[DedupKey],
-    terms: &CallTerms,
+    keys: &[(&DedupKey, &CallTerms)],
 ) -> Completion {
-    // The setting of Postgres has 31 bits.
-    let idle_ms = idle.map(|idle| i32::try_from(idle.as_millis()).unwrap_or(i32::MAX));
-    let database = OwnDatabase::Postgres {
-        lean: Arc::clone(&statements.completion_lean),
-        generation,
-        idle_ms: idle_ms.map(|idle_ms| idle_ms.max(terms.handler_bound_ms)),
-    };
+    let lean = Arc::clone(&statements.completion_lean);
+    let database = OwnDatabase::Postgres { lean, generation, idle };
     let sql = [&statements.completion, &statements.completion_check];
-    Completion::new_own(sql, database, keys, terms, parameter)
+    Completion::new_own(sql, database, keys, parameter)
 }
 
 fn parameter(own: &OwnCompletion) -> String {
-    let idle_ms = match own.database {
-        OwnDatabase::Postgres { idle_ms, .. } => idle_ms,
+    let hash = |key: &DedupKey| format!("{:032x}", key_hash(key));
+    own.json(idle_ms(own), |key, sha256| json!({ "key": hash(key), "sha256": sha256 }))
+}
+
+/// Returns the bound on an idle transaction in milliseconds. The setting of Postgres has 31 bits, and no honest handler is
+/// ended by it.
+fn idle_ms(own: &OwnCompletion) -> Option<i32> {
+    match own.database {
+        OwnDatabase::Postgres { idle, .. } => {
+            idle.map(|idle| i32::try_from(idle.as_millis()).unwrap_or(i32::MAX))
+        }
         #[cfg(feature = "sqlite")]
         OwnDatabase::Sqlite { .. } => None,
-    };
-    let hash = |key: &DedupKey| format!("{:032x}", key_hash(key));
-    own.json(idle_ms, |key, sha256| json!({ "key": hash(key), "sha256": sha256 }))
+    }
 }
 
 impl Sealed for Postgres {}
@@ -60,14 +62,14 @@ impl CompletionDatabase for Postgres {
         completion: &Completion,
         pool: &PgPool,
     ) -> Result<Option<Connected<Self>>, E> {
-        let Some(own @ OwnCompletion { database: OwnDatabase::Postgres { idle_ms, .. }, .. }) =
+        let Some(own @ OwnCompletion { database: OwnDatabase::Postgres { .. }, .. }) =
             completion.own()
         else {
             return Ok(None);
         };
         let mark = own.mark();
         let mut begin = format!("BEGIN NOT DEFERRABLE; SET LOCAL tower_dedup.tx = '{mark}'");
-        if let Some(idle) = idle_ms {
+        if let Some(idle) = idle_ms(own) {
             begin += &format!("; SET LOCAL idle_in_transaction_session_timeout = {idle}");
         }
         Ok(Some((acquire(pool).await?, (), begin)))
@@ -77,19 +79,19 @@ impl CompletionDatabase for Postgres {
 impl Sealed for PgConnection {}
 
 impl CompletionConnection for PgConnection {
-    async fn completes(
+    async fn complete_marked(
         &mut self,
         completion: &Completion,
         is_last: bool,
-    ) -> Result<bool, sqlx::Error> {
+    ) -> Result<(), sqlx::Error> {
         if is_last
             && let Some(lean) = lean(completion)
             && lean.fetch_optional(&mut *self).await?.is_some()
         {
-            return Ok(true);
+            return Ok(());
         }
         // A refusal is an error with the reason.
-        self.complete_in(completion).await.map(|()| true)
+        self.complete_in(completion).await
     }
 
     async fn is_completed(&mut self, completion: &Completion) -> Result<bool, sqlx::Error> {
@@ -109,18 +111,21 @@ impl CompletionConnection for PgConnection {
 /// Returns the faster statement, for one event with which nothing is stored.
 fn lean(completion: &Completion) -> Option<BoundQuery> {
     let own = completion.own()?;
-    let (OwnDatabase::Postgres { lean, generation, .. }, [key]) = (&own.database, &own.keys[..])
+    let (OwnDatabase::Postgres { lean, generation, .. }, [KeyedTerms { key, terms }]) =
+        (&own.database, &own.events[..])
     else {
         return None;
     };
     let update = || {
         query(&of_generation(lean, *generation))
             .bind(Uuid(key_hash(key)))
-            .bind(Uuid::from(own.terms.token()))
+            .bind(Uuid::from(terms.token()))
             .bind(own.mark())
-            .bind(own.terms.retention_ms())
+            .bind(terms.retention_ms())
     };
-    own.terms.stores_nothing_with(key).then(update)
+    // Nor does the layer add a response.
+    let stores_nothing = !terms.stores_data() && terms.fetch() != Fetch::DigestAndResponse;
+    stores_nothing.then(update)
 }
 
 /// Executes a statement with the parameter of this completion. Returns `true` if it returns a row.

@@ -1,5 +1,6 @@
 //! The calls of operators.
 
+use std::collections::HashMap;
 use std::future::Future;
 use std::pin::Pin;
 use std::time::Duration;
@@ -13,9 +14,10 @@ use super::super::maintenance::{
 };
 use super::super::sql::{Columns as _, SqlAdapter as _, TRIES, listing, ready, stats};
 use super::adapter::PostgresAdapter;
-use super::connections::{Fetched, Work};
+use super::connections::Fetched;
 use super::errors::{is_locked, store_error};
 use super::params::{BoundQuery, Uuid, key_hash, read_row};
+use super::senders::Work;
 use super::statements::Wait;
 use crate::error::{StoreError, StoreErrorKind};
 use crate::key::DedupKey;
@@ -100,6 +102,28 @@ impl MaintenanceAdapter for PostgresAdapter {
             let row = store.read_key(CONTEXT, key, fetch, true).await?;
             let Some(row) = row else { return Ok(None) };
             read_row(&row, fetch).entry(row.text("event_type").map_err(fault)?)
+        })
+    }
+
+    /// Reads keys on any server.
+    fn get_many<'a>(&'a self, keys: &'a [DedupKey]) -> StoreFuture<'a, Vec<Option<Entry>>> {
+        Box::pin(async move {
+            const CONTEXT: &str = "looking up keys";
+            let fault = |error| store_error(CONTEXT, error);
+            let store = ready(self).await?;
+            let hashes: Vec<_> = keys.iter().map(|key| Uuid(key_hash(key))).collect();
+            let bound = hashes.clone();
+            let bind = move |query: BoundQuery| query.bind(bound.clone());
+            let all = store.statements(Wait::Briefly);
+            let read =
+                store.fetch(CONTEXT, LONG_READ, &all.get_many, bind).await?.map_err(fault)?;
+            let mut found = HashMap::with_capacity(read.rows.len());
+            for row in &read.rows {
+                let Uuid(key) = row.try_get(0).map_err(fault)?;
+                let event_type = row.text("event_type").map_err(fault)?;
+                found.insert(key, read_row(row, Fetch::Nothing).entry(event_type)?);
+            }
+            Ok(hashes.iter().map(|Uuid(key)| found.get(key).cloned().flatten()).collect())
         })
     }
 

@@ -12,6 +12,7 @@ mod inspection;
 mod options;
 mod params;
 mod schema;
+mod senders;
 mod statements;
 mod store;
 

@@ -10,7 +10,7 @@ use sqlx::postgres::{
 use sqlx::query::Query;
 use sqlx::{Decode, Encode, Row as _, Type};
 
-use super::super::contract::{Fetch, StoredData, StoredResponse, Token};
+use super::super::contract::{CallTerms, Fetch, StoredResponse, Token};
 use super::super::sql::{Call, Row, RowCall};
 use crate::key::DedupKey;
 
@@ -92,13 +92,9 @@ pub(super) fn uuids(rows: &[&mut RowCall<'_>]) -> Vec<Uuid> {
 /// statement may use fewer. Types, each column of stored data, and these times are null as a whole if no row has any.
 pub(super) fn bind_rows(query: BoundQuery, rows: &[&mut RowCall<'_>]) -> BoundQuery {
     let calls = || rows.iter().map(|row| &**row.call);
-    let types = calls().any(|call| call.terms.has_event_types());
-    let types =
-        types.then(|| calls().map(|call| call.terms.event_type_for(&call.key)).collect::<Vec<_>>());
-    let data = |call: &Call| call.terms.stored_data_for(&call.key).unwrap_or_default();
+    let types = calls().any(|call| call.terms.event_type().is_some());
+    let types = types.then(|| calls().map(|call| call.terms.event_type()).collect::<Vec<_>>());
     let stores = calls().any(Call::stores_data);
-    let data: Option<Vec<_>> = stores.then(|| calls().map(data).collect());
-    let data = data.as_deref();
     let past = calls().any(|call| call.terms.handled_at().is_some());
     let handled_at = |call: &Call| call.terms.handled_at_ms();
     let status = |response: &StoredResponse| i16::try_from(response.status.as_u16()).ok();
@@ -110,18 +106,20 @@ pub(super) fn bind_rows(query: BoundQuery, rows: &[&mut RowCall<'_>]) -> BoundQu
         .bind(calls().next().map(|call| call.terms.retention_ms()))
         .bind(types)
         .bind(calls().next().and_then(Call::lease_ms))
-        .bind(column(data, |data| data.payload_sha256))
-        .bind(column(data, |data| status(data.response.as_deref()?)))
-        .bind(column(data, |data| Some(data.response.as_deref()?.headers_json())))
-        .bind(column(data, |data| Some(&*data.response.as_deref()?.body)))
+        .bind(column(stores, calls(), CallTerms::payload_sha256))
+        .bind(column(stores, calls(), |terms| status(terms.response()?)))
+        .bind(column(stores, calls(), |terms| Some(terms.response()?.headers_json())))
+        .bind(column(stores, calls(), |terms| Some(&*terms.response()?.body)))
         .bind(past.then(|| calls().map(handled_at).collect::<Vec<_>>()))
 }
 
-fn column<'d, T>(
-    data: Option<&'d [StoredData]>,
-    of: impl Fn(&'d StoredData) -> Option<T>,
+/// Returns a column of stored data, if any row stores data.
+fn column<'c, T>(
+    stores: bool,
+    calls: impl Iterator<Item = &'c Call>,
+    of: impl Fn(&'c CallTerms) -> Option<T>,
 ) -> Option<Vec<Option<T>>> {
-    data.map(|data| data.iter().map(of).collect())
+    stores.then(|| calls.map(|call| of(&call.terms)).collect())
 }
 
 /// Returns a row that was read with as much of its stored data. Only the callers of the row fail if a

@@ -7,9 +7,9 @@ use sqlx::Row as _;
 use tokio::time::timeout;
 
 use super::super::sql::statement::render;
-use super::connections::{Sender, Work};
 use super::errors::store_error;
 use super::options::may_be_plain_text;
+use super::senders::{Sender, Work};
 use super::statements::{PostgresStatements, TableName, Wait, literal, quoted};
 use super::store::{PREPARING, PostgresStore};
 use crate::error::{StoreError, StoreErrorKind};

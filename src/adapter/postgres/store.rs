@@ -33,10 +33,11 @@ use super::super::sql::{
     completed, in_task, unanswered, without_response,
 };
 use super::completion::completion;
-use super::connections::{Connections, Fetched, Permission, Sender, Work};
+use super::connections::{Connections, Fetched};
 use super::errors::{is_locked, is_row_error, store_error};
 use super::options::PostgresOptions;
 use super::params::{Bind, BoundQuery, Uuid, bind_rows, index_of, key_hash, read_row, uuids};
+use super::senders::{Permission, Sender, Work};
 use super::statements::{PostgresStatements, TableName, Wait};
 use crate::error::{StoreError, StoreErrorKind};
 use crate::key::DedupKey;
@@ -63,9 +64,9 @@ pub(crate) struct PostgresStore {
     /// Whether claims read before they insert: while at least half of their keys are known. An insertion shows without
     /// extra cost whether a key is new; the row of a known key takes a second statement, and with it a duplicate costs
     /// the server two to three times the CPU.
-    known: AtomicBool,
+    reads_first: AtomicBool,
     /// When a batch last waited for a row that an open transaction holds.
-    held: Mutex<Option<Instant>>,
+    waited_at: Mutex<Option<Instant>>,
 }
 
 impl PostgresStore {
@@ -80,8 +81,8 @@ impl PostgresStore {
                 &TableName::of(&options),
                 &options,
             )),
-            known: AtomicBool::new(false),
-            held: Mutex::default(),
+            reads_first: AtomicBool::new(false),
+            waited_at: Mutex::default(),
             options,
         }
     }
@@ -97,14 +98,14 @@ impl PostgresStore {
 
     /// Returns how a batch meets a row that an open transaction holds.
     fn wait(&self) -> Wait {
-        let held = *self.held.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_recent = held.is_some_and(|held| held.elapsed() < PASS_OVER_FOR);
+        let waited_at = *self.waited_at.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_recent = waited_at.is_some_and(|at| at.elapsed() < PASS_OVER_FOR);
         if is_recent { Wait::PassOver } else { Wait::Briefly }
     }
 
     /// Notes that a batch has waited for a row.
-    fn note_held(&self) {
-        *self.held.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+    fn note_wait(&self) {
+        *self.waited_at.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
     }
 
     /// Runs one statement beside the batches, within so many times the usual bound. It is its own transaction.
@@ -224,7 +225,7 @@ impl SqlStore for PostgresStore {
         key: &DedupKey,
         terms: &CallTerms,
     ) -> Result<Option<ClaimReply>, StoreError> {
-        if !self.connections.senders.are_few() {
+        if !self.connections.senders.hold_up_writes() {
             return Ok(None);
         }
         let fetch = without_response(terms.fetch());
@@ -240,11 +241,11 @@ impl SqlStore for PostgresStore {
         Ok(row.map(|row| read_row(&row, fetch)))
     }
 
-    fn completion(&self, keys: &[DedupKey], terms: &CallTerms) -> Completion {
+    fn completion(&self, keys: &[(&DedupKey, &CallTerms)]) -> Completion {
         let statements = &*self.statements(Wait::Briefly);
         let generation = self.connections.replanner.generation();
         let idle = self.options.transaction_idle_timeout;
-        completion((statements, generation), idle, keys, terms)
+        completion((statements, generation), idle, keys)
     }
 }
 
@@ -271,13 +272,13 @@ pub(crate) struct PostgresSession<'c> {
 impl RowExecutor for PostgresSession<'_> {
     async fn execute(&mut self, kind: Kind, rows: &mut [RowCall<'_>]) -> Option<Failed> {
         let store = Arc::clone(&self.store);
-        let is_known = kind.is_claim() && store.known.load(Ordering::Relaxed);
-        let reads_first = is_known || kind == Kind::Check;
+        let claims_read_first = store.reads_first.load(Ordering::Relaxed);
+        let reads_first = kind == Kind::Check || kind.is_claim() && claims_read_first;
         self.known = 0;
         let mut error = self.run(kind, rows, reads_first).await.err();
         // One wait is enough: this batch and the next ones pass over the row.
         if self.wait == Wait::Briefly && error.as_ref().is_some_and(is_locked) {
-            store.note_held();
+            store.note_wait();
             self.wait = Wait::PassOver;
             error = self.run(kind, rows, reads_first).await.err();
         }
@@ -288,7 +289,7 @@ impl RowExecutor for PostgresSession<'_> {
         }
         let answered = sent - left.len();
         if kind.is_claim() && answered > 0 {
-            store.known.store(self.known * 2 >= answered, Ordering::Relaxed);
+            store.reads_first.store(self.known * 2 >= answered, Ordering::Relaxed);
         }
         let error = error?;
         let (is_row_error, is_locked) = (is_row_error(&error), is_locked(&error));
@@ -320,7 +321,7 @@ impl<'c> PostgresSession<'c> {
         rows: &mut [RowCall<'_>],
         mut reads: bool,
     ) -> Result<(), sqlx::Error> {
-        // A row that a statement has passed over may be held for long. A completion also finds rows that are complete.
+        // A row that a statement has passed over may be locked for long. A completion also finds rows that are complete.
         let tries = match kind {
             Kind::Complete if self.wait == Wait::PassOver => 2,
             Kind::Claim | Kind::ClaimComplete | Kind::Complete => TRIES,

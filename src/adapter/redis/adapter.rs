@@ -10,7 +10,7 @@ use redis::{Cmd, FromRedisValue, Value};
 use super::super::contract::{Abilities, DedupAdapter, StoreFuture};
 use super::super::maintenance::ForgetReply;
 use super::super::replies::{ClaimReply, CompleteReply, RenewReply, Seen};
-use super::super::stored::{Fetch, StoredData};
+use super::super::stored::Fetch;
 use super::super::terms::{CallTerms, Permanence};
 use super::client::RedisClient;
 use super::errors::Failure;
@@ -169,7 +169,7 @@ impl RedisAdapter {
     /// Returns a call with the token, the retention and the event type.
     fn call_for(&self, script: &'static Script, key: &DedupKey, terms: &CallTerms) -> ScriptCall {
         let call = self.call(script, key).arg(terms.token().as_bytes()).arg(terms.retention_ms());
-        call.arg(terms.event_type_for(key).unwrap_or_default())
+        call.arg(terms.event_type().unwrap_or_default())
     }
 
     fn call(&self, script: &'static Script, key: &DedupKey) -> ScriptCall {
@@ -202,11 +202,11 @@ impl DedupAdapter for RedisAdapter {
     fn claim<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, ClaimReply> {
         Box::pin(async move {
             let (lease, stored) = match terms.permanence() {
-                Permanence::OnClaim => (String::new(), terms.stored_data_for(key)),
+                Permanence::OnClaim => (String::new(), Some(terms)),
                 Permanence::OnCompletion { .. } => (terms.lease_ms().to_string(), None),
             };
             let call = self.call_for(&script::CLAIM, key, terms);
-            let call = with_data(call, stored.as_ref()).arg(lease).arg(fetched(terms.fetch()));
+            let call = with_data(call, stored).arg(lease).arg(fetched(terms.fetch()));
             let call = match terms.handled_at_ms() {
                 Some(time) => call.arg(time),
                 None => call.arg(""),
@@ -265,8 +265,7 @@ impl DedupAdapter for RedisAdapter {
         terms: &'a CallTerms,
     ) -> StoreFuture<'a, CompleteReply> {
         Box::pin(async move {
-            let call = self.call_for(&script::COMPLETE, key, terms);
-            let call = with_data(call, terms.stored_data_for(key).as_ref());
+            let call = with_data(self.call_for(&script::COMPLETE, key, terms), Some(terms));
             let reply = self.reply(&call, self.0.bound("completing keys")).await?;
             reply.one_of(&[CompleteReply::Held, CompleteReply::LeaseLost, CompleteReply::Inserted])
         })
@@ -274,10 +273,10 @@ impl DedupAdapter for RedisAdapter {
 }
 
 /// Adds the data to store: the digest, and the status, the headers and the body of the response.
-fn with_data(call: ScriptCall, stored: Option<&StoredData>) -> ScriptCall {
-    let digest = stored.and_then(|stored| stored.payload_sha256.as_ref());
-    let call = call.arg(digest.map_or(&[][..], |digest| digest));
-    match stored.and_then(|stored| stored.response.as_ref()) {
+fn with_data(call: ScriptCall, stored: Option<&CallTerms>) -> ScriptCall {
+    let digest = stored.and_then(CallTerms::payload_sha256);
+    let call = call.arg(digest.as_ref().map_or(&[][..], |digest| digest));
+    match stored.and_then(CallTerms::response) {
         Some(it) => call.arg(it.status.as_u16()).arg(it.headers_json()).arg(&it.body[..]),
         None => call.arg("").arg("").arg(""),
     }

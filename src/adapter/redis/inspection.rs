@@ -66,6 +66,18 @@ impl MaintenanceAdapter for RedisAdapter {
         })
     }
 
+    /// Reads 64 keys at once.
+    fn get_many<'a>(&'a self, keys: &'a [DedupKey]) -> StoreFuture<'a, Vec<Option<Entry>>> {
+        Box::pin(async move {
+            let read = async |name: String| {
+                let row = self.row(&name, Fetch::Nothing, self.0.bound(READING)).await?;
+                Ok(row.and_then(|row| row.entry).map(|entry| Entry { stored: None, ..entry }))
+            };
+            let names: Vec<_> = keys.iter().map(|key| self.name(key)).collect();
+            stream::iter(names).map(read).buffered(MAX_CONCURRENT).try_collect().await
+        })
+    }
+
     /// Reads keys by `SCAN`, which visits every key of the database, those of other programs too. A call
     /// visits at most about 20,000 keys.
     fn list<'a>(

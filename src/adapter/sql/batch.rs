@@ -159,8 +159,7 @@ impl Call {
 
     /// Returns the size of the response that its row stores.
     fn bytes(&self) -> usize {
-        let stored = self.terms.stored_data_for(&self.key);
-        stored.and_then(|stored| stored.response).map_or(0, |response| response.body.len())
+        self.terms.response().map_or(0, |response| response.body.len())
     }
 }
 
@@ -524,7 +523,7 @@ mod tests {
         let call = |kind, retention, lease, fetch| {
             let (retention, lease) = (Duration::from_secs(retention), Duration::from_secs(lease));
             let terms = CallTerms::on_completion(Token::random(), retention, lease);
-            let terms = terms.with_payloads([(key.clone(), rand::random())]);
+            let terms = terms.with_payload_sha256(rand::random());
             Call::new(kind, &key, &terms.with_fetch(fetch), 1)
         };
         let one = call(Kind::Claim, 60, 60, Fetch::Digest);

@@ -141,7 +141,7 @@ pub(crate) trait SqlStore: Send + Sync + 'static {
     ) -> impl Future<Output = Result<Option<Row>, StoreError>> + Send;
 
     /// Makes the statement that completes these keys in a handler's transaction: see [`DedupAdapter::completion`].
-    fn completion(&self, keys: &[DedupKey], terms: &CallTerms) -> Completion;
+    fn completion(&self, keys: &[(&DedupKey, &CallTerms)]) -> Completion;
 }
 
 /// The public handle of a store.
@@ -347,8 +347,8 @@ impl<A: SqlAdapter> DedupAdapter for A {
         Box::pin(reply(self, Kind::Complete, key, terms, of))
     }
 
-    fn completion(&self, keys: &[DedupKey], terms: &CallTerms) -> Result<Completion, StoreError> {
-        Ok(self.store().completion(keys, terms))
+    fn completion(&self, keys: &[(&DedupKey, &CallTerms)]) -> Result<Completion, StoreError> {
+        Ok(self.store().completion(keys))
     }
 
     fn is_complete<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, bool> {

@@ -20,11 +20,10 @@ use crate::key::DedupKey;
 pub(super) fn completion(
     statements: &SqliteStatements,
     write_lock_timeout: Duration,
-    keys: &[DedupKey],
-    terms: &CallTerms,
+    keys: &[(&DedupKey, &CallTerms)],
 ) -> Completion {
     let sql = [&statements.completion, &statements.completion_check];
-    Completion::new_own(sql, OwnDatabase::Sqlite { write_lock_timeout }, keys, terms, parameter)
+    Completion::new_own(sql, OwnDatabase::Sqlite { write_lock_timeout }, keys, parameter)
 }
 
 fn parameter(own: &OwnCompletion) -> String {
@@ -66,12 +65,16 @@ impl CompletionDatabase for Sqlite {
 impl Sealed for SqliteConnection {}
 
 impl CompletionConnection for SqliteConnection {
-    async fn completes(&mut self, completion: &Completion, _: bool) -> Result<bool, sqlx::Error> {
-        // An error if the transaction has ended.
+    async fn complete_marked(
+        &mut self,
+        completion: &Completion,
+        _: bool,
+    ) -> Result<(), sqlx::Error> {
+        // An error if the transaction has ended, or another one was begun after it.
         if sqlx::raw_sql("RELEASE tower_dedup").execute(&mut *self).await.is_err() {
-            return Ok(false);
+            return sqlx::raw_sql(ENDED).execute(self).await.map(drop);
         }
-        finds(self, &completion.sql, completion).await.map(|_| true)
+        finds(self, &completion.sql, completion).await.map(drop)
     }
 
     async fn is_completed(&mut self, completion: &Completion) -> Result<bool, sqlx::Error> {
@@ -99,8 +102,9 @@ impl CompletionConnection for SqliteConnection {
 /// Succeeds outside of a transaction, and leaves one as it is.
 const PROBE: &str = "BEGIN; ROLLBACK";
 
-/// An error: SQLite raises errors of its own in triggers only.
+/// Errors: SQLite raises errors of its own in triggers only.
 const NOT_WITHIN: &str = "SELECT json_extract('[]', 'tower_dedup: no transaction is open on the connection of this completion')";
+const ENDED: &str = "SELECT json_extract('[]', 'tower_dedup: the transaction has ended')";
 
 /// Executes a statement with the parameter of this completion. Returns `true` if it returns a row.
 async fn finds(

@@ -58,6 +58,27 @@ impl MaintenanceAdapter for SqliteAdapter {
         })
     }
 
+    fn get_many<'a>(&'a self, keys: &'a [DedupKey]) -> StoreFuture<'a, Vec<Option<Entry>>> {
+        Box::pin(async move {
+            let fault = |error| store_error("looking up keys", error);
+            let SqliteStore { readers, statements, .. } = &**ready(self).await?;
+            let get = query(&statements.get_many).bind(keys_json(keys));
+            let mut entries = vec![None; keys.len()];
+            for row in get.fetch_all(readers).await.map_err(fault)? {
+                let ordinal: i64 = row.try_get("ordinal").map_err(fault)?;
+                let event_type = row.text("event_type").map_err(fault)?;
+                let entry = read_row(&row, Fetch::Nothing).entry(event_type)?;
+                let place =
+                    usize::try_from(ordinal).ok().and_then(|ordinal| entries.get_mut(ordinal));
+                // `json_each` numbers the keys.
+                if let Some(place) = place {
+                    *place = entry;
+                }
+            }
+            Ok(entries)
+        })
+    }
+
     fn stats(&self) -> StoreFuture<'_, Stats> {
         Box::pin(async move {
             let SqliteStore { readers, statements, .. } = &**ready(self).await?;

@@ -20,7 +20,7 @@ pub(super) fn rows_json(rows: &[&mut RowCall<'_>]) -> String {
     fn head(call: &Call) -> (&str, &str, String, i64, Option<i64>, Option<&str>) {
         let (key, terms) = (&call.key, &call.terms);
         let (token, retention) = (hex(terms.token().as_bytes()), terms.retention_ms());
-        let event_type = terms.event_type_for(key);
+        let event_type = terms.event_type();
         (key.namespace(), key.id(), token, retention, call.lease_ms(), event_type)
     }
     if !rows.iter().any(|row| row.call.stores_data() || row.call.terms.handled_at().is_some()) {
@@ -28,9 +28,8 @@ pub(super) fn rows_json(rows: &[&mut RowCall<'_>]) -> String {
     }
     json(rows.iter().map(|row| {
         let (namespace, id, token, retention, lease, event_type) = head(row.call);
-        let data = row.call.terms.stored_data_for(&row.call.key).unwrap_or_default();
-        let response = data.response.as_deref();
-        let digest = data.payload_sha256.map(|digest| hex(&digest));
+        let response = row.call.terms.response();
+        let digest = row.call.terms.payload_sha256().map(|digest| hex(&digest));
         let status = response.map(|response| response.status.as_u16());
         let headers = response.map(StoredResponse::headers_json);
         let body = response.map(|response| hex(&response.body));

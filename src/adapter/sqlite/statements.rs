@@ -57,6 +57,7 @@ statements! {
         forget,
         read,
         get,
+        get_many,
         purge,
         list,
         stats,

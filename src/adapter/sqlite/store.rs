@@ -241,8 +241,8 @@ impl SqlStore for SqliteStore {
         Ok(rows.into_iter().flatten().next())
     }
 
-    fn completion(&self, keys: &[DedupKey], terms: &CallTerms) -> Completion {
-        completion(&self.statements, self.options.write_lock_timeout, keys, terms)
+    fn completion(&self, keys: &[(&DedupKey, &CallTerms)]) -> Completion {
+        completion(&self.statements, self.options.write_lock_timeout, keys)
     }
 }
 

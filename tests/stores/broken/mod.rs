@@ -135,6 +135,7 @@ wrapped! {
     claim_that_nobody_has_polled => leases::dropped_claim_can_be_released: CLAIMS_UNPOLLED;
     entry_without_attempts => maintenance::calls_of_operators_reply_by_the_state_of_the_row: COUNTS_NO_ATTEMPTS;
     event_of_the_past_that_is_handled_now => maintenance::claim_of_an_event_of_the_past_has_its_times: IGNORES_THE_PAST;
+    entries_of_other_keys => maintenance::entries_of_many_keys_are_those_of_each: SORTS_ENTRIES;
     statistics_of_forgotten_keys => maintenance::stats_count_each_state_and_its_oldest_key: COUNTS_FORGOTTEN;
 }
 

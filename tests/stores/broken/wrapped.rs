@@ -32,6 +32,7 @@ pub(super) const CLAIMS_UNPOLLED: u8 = 13;
 pub(super) const COUNTS_NO_ATTEMPTS: u8 = 14;
 pub(super) const COUNTS_FORGOTTEN: u8 = 15;
 pub(super) const IGNORES_THE_PAST: u8 = 16;
+pub(super) const SORTS_ENTRIES: u8 = 17;
 
 pub(super) struct Wrapped<const FAULT: u8> {
     inner: MemoryAdapter,
@@ -74,7 +75,7 @@ impl<const FAULT: u8> DedupAdapter for Wrapped<FAULT> {
                 return Ok(last.filter(|_| mixed.0 > 0).or_else(|| mixed.1.clone()).unwrap());
             }
             if matches!(FAULT, STORES_LATE | OVERWRITES_DATA) && terms.fetch() == Fetch::Digest {
-                let digest = terms.stored_data_for(key).and_then(|data| data.payload_sha256);
+                let digest = terms.payload_sha256();
                 let claimed = self.inner.claim(key, terms).await?;
                 let is_first = matches!(claimed, ClaimReply::First { .. });
                 if FAULT == STORES_LATE && is_first {
@@ -186,6 +187,16 @@ impl<const FAULT: u8> MaintenanceAdapter for Wrapped<FAULT> {
                 }
             }
             Ok(entry)
+        })
+    }
+
+    fn get_many<'a>(&'a self, keys: &'a [DedupKey]) -> StoreFuture<'a, Vec<Option<Entry>>> {
+        Box::pin(async move {
+            let mut entries = self.inner.get_many(keys).await?;
+            if FAULT == SORTS_ENTRIES {
+                entries.sort_by_key(Option::is_none);
+            }
+            Ok(entries)
         })
     }
 

@@ -19,7 +19,7 @@ async fn claimed(database: &Database, id: &str) -> (DedupKey, CallTerms, Complet
     );
     let adapter = database.adapter();
     adapter.claim(&key, &terms).await.unwrap();
-    let completion = adapter.completion(std::slice::from_ref(&key), &terms).unwrap();
+    let completion = adapter.completion(&[(&key, &terms)]).unwrap();
     (key, terms, completion)
 }
 

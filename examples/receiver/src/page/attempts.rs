@@ -59,6 +59,8 @@ pub(crate) struct Attempts {
     webhooks: Router,
     /// The secret with which the receiver verifies the deliveries of the buttons.
     secret: Option<Arc<str>>,
+    /// An event whose handler fails runs again by itself.
+    has_inbox: bool,
     sent: Arc<Mutex<VecDeque<Sent>>>,
 }
 
@@ -73,8 +75,8 @@ pub(crate) fn key(id: &str) -> Option<DedupKey> {
 }
 
 impl Attempts {
-    pub(crate) fn new(webhooks: Router, secret: Option<Arc<str>>) -> Self {
-        Self { webhooks, secret, sent: Arc::default() }
+    pub(crate) fn new(webhooks: Router, secret: Option<Arc<str>>, has_inbox: bool) -> Self {
+        Self { webhooks, secret, has_inbox, sent: Arc::default() }
     }
 
     /// Returns the last requests, the newest first.
@@ -110,7 +112,10 @@ impl Attempts {
             Button::Slowly | Button::Crash => {
                 drop(tokio::spawn(self.deliver(&new, &slow(LONG), PAID)?));
             }
-            Button::Failing => finish(self.deliver(&new, "?fail=500", PAID)?).await,
+            Button::Failing => {
+                let query = if self.has_inbox { "?fail_runs=2" } else { "?fail=500" };
+                finish(self.deliver(&new, query, PAID)?).await;
+            }
             Button::Forged => finish(self.send(&new, "", PAID, FORGED)?).await,
             Button::StoreAway => {}
         }

@@ -27,6 +27,7 @@ use tokio::time::timeout;
 use tower_dedup::adapter::maintenance::{Entry, KeyState, ListFilter, MaintenanceAdapter};
 use tower_dedup::testing::Fault;
 use tower_dedup::{DedupKey, Mode, provider};
+use tower_dedup_inbox::{Count, Inbox};
 use tower_http::csrf::CsrfLayer;
 
 use crate::effects::Effects;
@@ -54,6 +55,7 @@ pub(crate) struct Page {
     pub(crate) store: Arc<dyn MaintenanceAdapter>,
     pub(crate) faults: Faults,
     pub(crate) effects: Effects,
+    pub(crate) inbox: Option<Inbox>,
     pub(crate) records: Records,
     pub(crate) running: Running,
     pub(crate) setup: Setup,
@@ -84,7 +86,7 @@ impl Page {
              base-uri 'none'; frame-ancestors 'none'";
         let headers: [(HeaderName, &str); 2] =
             [(CACHE_CONTROL, "no-store"), (CONTENT_SECURITY_POLICY, POLICY)];
-        let attempts = Attempts::new(webhooks, self.setup.secret.clone());
+        let attempts = Attempts::new(webhooks, self.setup.secret.clone(), self.inbox.is_some());
         let shown = Shown { page: self, attempts, back_at: Arc::default() };
         Router::new()
             .route("/", get(async move |state, query| (headers, show(state, query).await)))
@@ -197,16 +199,22 @@ impl Shown {
         let sent = self.attempts.list();
         let last = sent.first().and_then(|sent| attempts::key(&sent.id));
         let effects = async { Some(self.effects_of(last.as_ref()?).await) };
-        let (flights, effects) = tokio::join!(self.flights(), effects);
+        let (flights, effects, inbox) = tokio::join!(self.flights(), effects, self.inbox());
         view::overview(&view::Overview {
             setup: &self.page.setup,
             away: self.back_at().map(|back_at| back_at.saturating_duration_since(Instant::now())),
             sent: &sent,
             effects,
             flights: &flights,
+            inbox: inbox.as_ref(),
             records: &self.page.records.lock(),
         })
         .into_string()
+    }
+
+    /// Returns what waits and what is parked; `None` without an inbox.
+    async fn inbox(&self) -> Option<Result<Vec<Count>, String>> {
+        Some(bounded(self.page.inbox.as_ref()?.count()).await)
     }
 
     async fn effects_of(&self, key: &DedupKey) -> Result<i64, String> {

@@ -57,7 +57,7 @@ impl Records {
 /// Collects the records that the subscriber's filter lets through.
 impl<S: Subscriber> Layer<S> for Records {
     fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
-        if event.metadata().target() != "tower_dedup" {
+        if !["tower_dedup", "tower_dedup_inbox"].contains(&event.metadata().target()) {
             return;
         }
         let mut fields = Fields::default();

@@ -4,6 +4,7 @@ use std::time::{Duration, SystemTime};
 
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 use tower_dedup::{Mode, provider};
+use tower_dedup_inbox::Count;
 use tracing::Level;
 
 use super::attempts::{self, Answer, Sent};
@@ -26,6 +27,8 @@ pub(super) struct Overview<'a> {
     /// The effects of the newest event of the buttons.
     pub(super) effects: Option<Result<i64, String>>,
     pub(super) flights: &'a Flights,
+    /// `None` without an inbox.
+    pub(super) inbox: Option<&'a Result<Vec<Count>, String>>,
     pub(super) records: &'a Held,
 }
 
@@ -69,6 +72,14 @@ pub(super) fn overview(shown: &Overview<'_>) -> Markup {
             "A lease lapses if its process has died; then the next delivery takes over."
         }
         (flights(shown.flights))
+        @if let Some(counts) = shown.inbox {
+            h2 { "Inbox" }
+            p {
+                "A delivery is stored before it is handled. It waits here until it has succeeded: after a failure, it runs again "
+                "without the sender. After the last attempt it is parked, and waits for a person."
+            }
+            (inbox(counts))
+        }
         h2 { "Last deliveries" }
         p {
             "The newest first. The verdict is how the layer judged the delivery, the outcome how it ended. "
@@ -216,6 +227,9 @@ fn tone_of(answer: &Answer) -> &'static str {
 fn explained(answer: &Answer) -> &'static str {
     match (answer.status.as_u16(), answer.result.as_str()) {
         (200, "") => "The handler ran.",
+        (200, "stored") => {
+            "Stored: its handler has failed, or still runs. It runs again without the sender."
+        }
         (200, "duplicate") => "A repeat, by its id: the handler did not run.",
         (503, "in-flight") => "The first delivery still runs: the sender has to try again.",
         (503, "unavailable") => "The store is away: the sender has to try again.",
@@ -287,6 +301,32 @@ fn flights(flights: &Flights) -> Markup {
             }
         } } }
         @if flights.is_part { p.dim { "The store is large. The page has read a part of it." } }
+    }
+}
+
+fn inbox(counts: &Result<Vec<Count>, String>) -> Markup {
+    let counts = match counts {
+        Err(error) => return html! { p.bad { "The inbox cannot be counted: " (error) } },
+        Ok(counts) if counts.is_empty() => {
+            return html! { p.dim { "Nothing waits, and nothing is parked." } };
+        }
+        Ok(counts) => counts,
+    };
+    html! {
+        table {
+            tr { th { "sender" } th { "state" } th.number { "deliveries" } th.number { "oldest" } }
+            @for count in counts {
+                tr {
+                    td { (count.namespace) }
+                    @match count.parked {
+                        None => td.warn { "waits or runs" },
+                        Some(reason) => td.bad { "parked: " (reason.as_str()) }
+                    }
+                    td.number { (count.rows) }
+                    td.number { (duration(count.oldest)) " ago" }
+                }
+            }
+        }
     }
 }
 

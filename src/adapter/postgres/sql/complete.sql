@@ -4,7 +4,7 @@
 -- attempts: that shows that it was inserted. So has a row that only a release has made. A row that was complete
 -- before is not written again, unless the same token adds a response to a row without one, or ends the wait for one.
 -- `expires_at` stays unless the row has expired: the retention counts from the claim.
-{settings}{pass_held}
+{settings}{pass_locked}
 {complete_rows}
 ON CONFLICT (key) DO UPDATE SET
   version = t.version + 1,

@@ -4,13 +4,13 @@
 -- A release is a fence: it raises the version of each row, and inserts an expired row where there is none. So no
 -- claim of the token takes effect any more that was made before it. The inserted row has the token, because
 -- `excluded` must name it, and no lease, because a row without a lease is nobody's.
-{settings}{pass_held}
+{settings}{pass_locked}
 INSERT INTO {table} AS t (
   key, namespace, id, token, attempts, takeover, first_seen_at, expires_at
 )
 SELECT a.key, a.namespace, a.id, a.token, 0, false, clock_timestamp(), clock_timestamp()
 FROM settings
-CROSS JOIN unnest($1::uuid[], $2::text[], $3::text[], $4::uuid[]) AS a (key, namespace, id, token){unless_held}
+CROSS JOIN unnest($1::uuid[], $2::text[], $3::text[], $4::uuid[]) AS a (key, namespace, id, token){unless_locked}
 ORDER BY a.key
 ON CONFLICT (key) DO UPDATE SET
   version = t.version + 1,

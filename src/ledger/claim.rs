@@ -34,13 +34,14 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
+use super::background::{RetryJob, Write};
 use super::call::Calls;
-use super::claims::Claims;
 use super::contract::HandlerSuccess;
-use super::held::{Effect, HeldLease, report};
+use super::held::{Effect, Held, HeldLease, report, with_response};
+use super::hold::{AnyLedger, Hold};
 use super::renewal::RenewalGuard;
-use super::retry::{RetryJob, Write};
-use super::shared::Shared;
+use super::resolve::claim_all;
+use crate::adapter::KeyedTerms;
 use crate::adapter::contract::Seen;
 use crate::error::StoreError;
 use crate::key::List;
@@ -54,9 +55,11 @@ pub(crate) enum Settled {
     CompletedElsewhere(Seen),
     /// The handler succeeded, and no transaction of it has completed the events. They are released.
     Uncommitted,
-    /// The store has failed. After a success of the handler, it has not said whether the events are complete; after another
-    /// end, the release continues in the background.
+    /// The handler succeeded, and the store has failed: it has not said whether a transaction has completed the events.
+    /// The release continues in the background.
     Unconfirmed(StoreError),
+    /// The handler has not succeeded, and the store has failed. The release continues in the background.
+    NotReleased(StoreError),
 }
 
 /// The claim of a delivery that runs under a lease.
@@ -64,7 +67,7 @@ pub(crate) enum Settled {
 /// If it is dropped, its end continues in the background: a success is completed, and anything else is
 /// released.
 pub(crate) struct Claim {
-    shared: Arc<Shared>,
+    ledger: Arc<AnyLedger>,
     lease: Arc<HeldLease>,
     /// `None` if the delivery runs unprotected.
     pub(super) renewal: Option<RenewalGuard>,
@@ -76,53 +79,60 @@ enum Left {
     Nothing,
     /// The handler has not succeeded.
     Release,
-    /// The handler succeeded. Contains the calls of the completion if a response is stored.
-    Completion(Option<Box<Calls>>),
+    /// The handler succeeded. Contains the keys of the completion if a response is stored.
+    Completion(Option<Box<List<KeyedTerms>>>),
+}
+
+impl Left {
+    /// Returns the keys of the completion.
+    fn keys<'h>(&'h self, held: &'h Held) -> &'h List<KeyedTerms> {
+        if let Self::Completion(Some(with_response)) = self { with_response } else { &held.keys }
+    }
 }
 
 impl Claim {
     /// Starts the renewals of a lease, which counts from `since`.
-    pub(super) fn start(shared: &Arc<Shared>, lease: Arc<HeldLease>, since: Instant) -> Self {
+    pub(super) fn start(ledger: &Arc<AnyLedger>, lease: Arc<HeldLease>, since: Instant) -> Self {
         let is_claimed = !lease.is_unprotected();
         let renewal =
-            is_claimed.then(|| shared.renewals.start(Arc::clone(&lease), since)).flatten();
-        Self { shared: Arc::clone(shared), lease, renewal, left: Left::Release }
+            is_claimed.then(|| ledger.renewals.start(Arc::clone(&lease), since)).flatten();
+        Self { ledger: Arc::clone(ledger), lease, renewal, left: Left::Release }
     }
 
     /// Releases the keys, unless the handler succeeded. Completes the keys of a success in one attempt, or else in the
     /// background. Returns no error then, because the handler succeeded. Keys that the handler's transaction has
     /// completed are only given the response.
     ///
-    /// After [`Settled::Uncommitted`], the layer answers 500, and after [`Settled::Unconfirmed`] and a success 503.
+    /// After [`Settled::Uncommitted`], the layer answers 500, and after [`Settled::Unconfirmed`] 503.
     #[expect(clippy::manual_async_fn, reason = "an `async fn` stores its arguments twice")]
     pub(crate) fn settle(
         mut self,
         success: Option<HandlerSuccess>,
     ) -> impl Future<Output = Settled> + Send {
         async move {
-            self.lease.of_ledger.has_ended.note();
+            self.lease.of_ledger.note(|it| it.has_ended = true);
             let Some(HandlerSuccess { response }) = success else {
                 // Boxed, because most deliveries succeed and their future stays small.
                 return Box::pin(self.rollback()).await;
             };
             let held = &self.lease.of_ledger;
-            let effect = held.effect();
+            let effect = held.state().effect;
             let mut is_committed = effect == Effect::Committed;
             let owes_commit = match effect {
-                Effect::Unsaid => held.demands_commit.is_known(),
+                Effect::Unsaid => held.state().demands_commit,
                 Effect::Begun => true,
-                Effect::Nothing | Effect::Committed => false,
+                Effect::NothingToWrite | Effect::Committed => false,
             };
             if owes_commit {
                 // Boxed, because only handlers with another driver come here.
-                is_committed = match Box::pin(self.are_complete()).await {
+                is_committed = match Box::pin(held.are_complete()).await {
                     Ok(are_complete) => are_complete,
                     Err(error) => return Settled::Unconfirmed(error),
                 };
                 if !is_committed {
                     return match Box::pin(self.rollback()).await {
                         // An error of the release is not the cause.
-                        Settled::Done | Settled::Unconfirmed(_) => Settled::Uncommitted,
+                        Settled::Done | Settled::NotReleased(_) => Settled::Uncommitted,
                         settled => settled,
                     };
                 }
@@ -131,16 +141,11 @@ impl Claim {
                 self.end();
                 return Settled::Done;
             }
-            // Boxed, because most layers store no response.
-            let with_response = response.map(|response| {
-                let mut calls = held.calls.clone();
-                calls.terms = calls.terms.with_response(response);
-                Box::new(calls)
-            });
             // From here on, a claim that is dropped completes in the background.
-            self.left = Left::Completion(with_response.clone());
-            let calls = with_response.as_deref().unwrap_or(&held.calls);
-            let replies = calls.complete(&held.keys).await;
+            let with_response = response.map(|response| with_response(&held.keys, &response));
+            // Boxed, because most layers store no response.
+            self.left = Left::Completion(with_response.map(Box::new));
+            let replies = held.calls.complete(self.left.keys(held)).await;
             report(&held.keys, &replies, &self.lease);
             if replies.iter().all(Result::is_ok) {
                 self.end();
@@ -151,12 +156,6 @@ impl Claim {
 
     fn end(&mut self) {
         self.left = Left::Nothing;
-    }
-
-    /// Returns `true` if a transaction of the handler's has completed all keys.
-    async fn are_complete(&self) -> Result<bool, StoreError> {
-        // A store without this ability completes no key in a transaction.
-        Ok(self.shared.abilities.completion && self.lease.of_ledger.are_complete().await?)
     }
 
     /// Releases the keys, because the handler has completed nothing.
@@ -171,11 +170,11 @@ impl Claim {
             return Settled::Done;
         }
         let seen = self.completed_by_another().await;
-        let released = self.release().finish().await;
+        let released = self.hold().release().await;
         match (seen, released) {
             (Some(seen), _) => Settled::CompletedElsewhere(seen),
             (None, Ok(())) => Settled::Done,
-            (None, Err(error)) => Settled::Unconfirmed(error),
+            (None, Err(error)) => Settled::NotReleased(error),
         }
     }
 
@@ -183,10 +182,10 @@ impl Claim {
     async fn awaits_response_in_vain(&self) -> bool {
         let held = &self.lease.of_ledger;
         held.awaits_response()
-            && match held.effect() {
+            && match held.state().effect {
                 Effect::Committed => true,
-                Effect::Begun => self.are_complete().await.is_ok_and(|are_complete| are_complete),
-                Effect::Unsaid | Effect::Nothing => false,
+                Effect::Begun => held.are_complete().await.is_ok_and(|are_complete| are_complete),
+                Effect::Unsaid | Effect::NothingToWrite => false,
             }
     }
 
@@ -195,28 +194,25 @@ impl Claim {
     async fn completed_by_another(&self) -> Option<Seen> {
         let held = &self.lease.of_ledger;
         // A completion after the commit is refused by the events' own completion.
-        if !held.is_refused.is_known() || held.effect() == Effect::Committed {
+        if !held.state().is_refused || held.state().effect == Effect::Committed {
             return None;
         }
-        let mut calls = held.calls.clone();
-        // It does not fail open.
-        calls.terms.duplicate_note = None;
-        let events = self.lease.events().into();
-        let mut again = Claims::new(&self.shared, calls, events, List::new());
-        let resolution = again.resolve().await;
+        let calls = Calls { fails_open: false, ..held.calls.clone() };
+        let mut again = Hold::new(&self.ledger, calls, List::new());
+        let resolution = claim_all(&mut again, self.lease.events().into()).await;
         // This claim holds them.
-        again.held.clear();
+        again.keep();
         let mut resolution = resolution.ok().filter(|resolution| !resolution.mismatch)?;
         resolution.all_complete()
     }
 
-    /// Returns the claims that hold the keys. The renewal ends before, because a renewal after the release would
+    /// Gives the keys to a hold, which releases them. The renewal ends before, because a renewal after the release would
     /// report a lost lease.
-    fn release(&mut self) -> Claims<'_> {
+    fn hold(&mut self) -> Hold<'_> {
         let held = &self.lease.of_ledger;
-        held.has_ended.note();
+        held.note(|it| it.has_ended = true);
         (self.renewal, self.left) = (None, Left::Nothing);
-        Claims::new(&self.shared, held.calls.clone(), List::new(), held.keys.clone())
+        Hold::new(&self.ledger, held.calls.clone(), held.keys.clone())
     }
 }
 
@@ -225,15 +221,16 @@ impl Drop for Claim {
         let held = &self.lease.of_ledger;
         match std::mem::replace(&mut self.left, Left::Nothing) {
             Left::Nothing => {}
-            Left::Release => drop(self.release()),
-            Left::Completion(with_response) => {
-                let calls = with_response.map_or_else(|| held.calls.clone(), |boxed| *boxed);
-                let (keys, work) = (held.keys.clone(), calls.terms.token());
+            Left::Release => drop(self.hold()),
+            left @ Left::Completion(_) => {
+                let (keys, calls) = (left.keys(held).clone(), held.calls.clone());
+                let data = |it: &KeyedTerms| it.terms.stored_data().unwrap_or_default();
+                let known = keys.iter().map(|it| (it.key.clone(), data(it)));
                 // Until the job has ended, this process treats the keys as complete, and renews their lease.
-                let pending = self.shared.completing.add(keys.clone(), work, calls.terms.clone());
+                let pending = self.ledger.completing.add(known, calls.terms.token);
                 let (lease, renewal) = (Arc::clone(&self.lease), self.renewal.take());
                 let job = RetryJob { write: Write::Complete(lease), calls, keys };
-                self.shared.background.repeat(None, job, (pending, renewal));
+                self.ledger.background.repeat(None, job, (pending, renewal));
             }
         }
     }

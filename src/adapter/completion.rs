@@ -1,0 +1,211 @@
+//! [`Completion`]: the statement that completes events in the transaction of a handler.
+
+use std::fmt;
+use std::sync::Arc;
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+use std::sync::OnceLock;
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+use std::time::Duration;
+
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+use super::terms::{CallTerms, KeyedTerms};
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+use crate::key::{DedupKey, List};
+
+/// A statement that completes the events of a delivery in the handler's own transaction, for any driver.
+///
+/// [`Delivery::completion`](crate::Delivery::completion) makes it. Execute it in the transaction that has the
+/// handler's writes, and commit. The transaction then completes all events that the delivery holds, or it cannot
+/// commit: if an event is complete already, the statement is an error. [The
+/// guide](crate::guide::transactions#other-drivers) has the call of each driver.
+///
+/// ```
+/// # #[cfg(feature = "sqlite")]
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// use tower_dedup::adapter::SqliteAdapter;
+/// use tower_dedup::sqlx::{self, AssertSqlSafe, SqlitePool};
+/// use tower_dedup::{BoxError, DedupKey, Deduplicator, RunOutcome};
+///
+/// # let dir = tempfile::tempdir()?;
+/// # let url = format!("sqlite://{}?mode=rwc", dir.path().join("shop.db").display());
+/// # let pool = SqlitePool::connect(&url).await?;
+/// # sqlx::query("CREATE TABLE orders (id TEXT)").execute(&pool).await?;
+/// let dedup = Deduplicator::transactional(SqliteAdapter::new(pool.clone()));
+/// let key = DedupKey::new("shop", "order_17")?;
+/// for is_first in [true, false] {
+///     let ran = dedup.run(&key, async |event| {
+///         let completion = event.completion()?;
+///         let mut tx = pool.begin().await?; // of any driver
+///         sqlx::query("INSERT INTO orders VALUES ($1)").bind(event.id()).execute(&mut *tx).await?;
+///         let complete = sqlx::query(AssertSqlSafe(completion.sql().to_owned()));
+///         complete.bind(completion.parameter()).execute(&mut *tx).await?;
+///         tx.commit().await?;
+///         Ok::<_, BoxError>(())
+///     });
+///     assert_eq!(matches!(ran.await, Ok(RunOutcome::First(()))), is_first);
+/// }
+/// let orders = sqlx::query_scalar("SELECT count(*) FROM orders").fetch_one(&pool);
+/// assert_eq!(orders.await.ok(), Some(1_i64));
+/// # Ok::<(), BoxError>(())
+/// # }).unwrap();
+/// ```
+#[derive(Clone)]
+pub struct Completion {
+    pub(crate) sql: Arc<str>,
+    parameter: Parameter,
+}
+
+#[derive(Clone)]
+enum Parameter {
+    Text(String),
+    /// Of a store of this crate.
+    #[cfg(any(feature = "postgres", feature = "sqlite"))]
+    Own(Box<OwnCompletion>),
+}
+
+/// A completion of a store of this crate. Its parameter is made when it is first asked for, because most
+/// transactions that this crate begins need none.
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+#[derive(Clone)]
+pub(crate) struct OwnCompletion {
+    /// Their terms are equal, except for the payload.
+    pub(crate) events: List<KeyedTerms>,
+    pub(crate) within: Within,
+    pub(crate) database: OwnDatabase,
+    /// Returns a row if this transaction has completed the events. It takes the same parameter.
+    pub(crate) check: Arc<str>,
+    make_parameter: fn(&Self) -> String,
+    parameter: OnceLock<String>,
+}
+
+/// The transaction in which a completion is executed.
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Within {
+    /// A transaction that has written before, where the database can tell.
+    Written,
+    /// A transaction that may have written nothing.
+    Any,
+    /// A transaction that this crate has begun and marked.
+    Marked,
+}
+
+/// What only the stores of one database know of a completion.
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+#[derive(Clone)]
+pub(crate) enum OwnDatabase {
+    #[cfg(feature = "postgres")]
+    Postgres {
+        /// A faster statement for one event with which nothing is stored. It refuses by writing no row.
+        lean: Arc<str>,
+        /// The generation of the plans, on connections of sqlx.
+        generation: Option<u32>,
+        /// How long a transaction may be idle, if the crate bounds it.
+        idle: Option<Duration>,
+    },
+    #[cfg(feature = "sqlite")]
+    Sqlite {
+        /// How long a transaction waits for those before it.
+        write_lock_timeout: Duration,
+    },
+}
+
+impl Completion {
+    /// Makes a completion of a store of your own: a statement with one text parameter. It must fail if it
+    /// does not complete every event.
+    pub fn new(sql: impl Into<Arc<str>>, parameter: impl Into<String>) -> Self {
+        Self { sql: sql.into(), parameter: Parameter::Text(parameter.into()) }
+    }
+
+    /// Makes a completion of a store of this crate: the statement that completes these keys, and the one
+    /// that checks whether this transaction has completed them.
+    #[cfg(any(feature = "postgres", feature = "sqlite"))]
+    pub(crate) fn new_own(
+        [sql, check]: [&Arc<str>; 2],
+        database: OwnDatabase,
+        keys: &[(&DedupKey, &CallTerms)],
+        make_parameter: fn(&OwnCompletion) -> String,
+    ) -> Self {
+        let event = |(key, terms): &(&DedupKey, &CallTerms)| KeyedTerms {
+            key: (*key).clone(),
+            terms: (*terms).clone(),
+        };
+        let own = OwnCompletion {
+            events: keys.iter().map(event).collect(),
+            within: Within::Written,
+            database,
+            check: Arc::clone(check),
+            make_parameter,
+            parameter: OnceLock::new(),
+        };
+        Self { sql: Arc::clone(sql), parameter: Parameter::Own(Box::new(own)) }
+    }
+
+    /// Returns what a store of this crate knows of its completion.
+    #[cfg(any(feature = "postgres", feature = "sqlite"))]
+    pub(crate) fn own(&self) -> Option<&OwnCompletion> {
+        match &self.parameter {
+            Parameter::Own(own) => Some(own),
+            Parameter::Text(_) => None,
+        }
+    }
+
+    /// Returns the statement. It has one parameter, and is the same for every event of the store.
+    ///
+    /// On Postgres it returns one row with the column `completion`; on SQLite it returns none.
+    #[must_use]
+    pub fn sql(&self) -> &str {
+        &self.sql
+    }
+
+    /// Returns the value of the parameter, a text: `$1` on Postgres, `?1` on SQLite; that of a store of your own is as
+    /// its database writes it.
+    #[must_use]
+    pub fn parameter(&self) -> &str {
+        match &self.parameter {
+            Parameter::Text(text) => text,
+            #[cfg(any(feature = "postgres", feature = "sqlite"))]
+            Parameter::Own(own) => own.parameter.get_or_init(|| (own.make_parameter)(own)),
+        }
+    }
+
+    /// Lets the statement be the first that writes in its transaction.
+    ///
+    /// By default it fails there on Postgres, because it could be outside of the handler's transaction, as after
+    /// `&db` in place of `&txn`: it would then complete the events alone. Above READ COMMITTED, complete first: see
+    /// [the guide](crate::guide::transactions).
+    #[must_use]
+    pub fn as_first_statement(self) -> Self {
+        #[cfg(any(feature = "postgres", feature = "sqlite"))]
+        return self.within(Within::Any);
+        #[cfg(not(any(feature = "postgres", feature = "sqlite")))]
+        self
+    }
+
+    /// Returns the completion for a handler that may hold its transaction for so long.
+    #[cfg(feature = "postgres")]
+    pub(crate) fn for_handler(mut self, bound: Duration) -> Self {
+        if let Parameter::Own(own) = &mut self.parameter
+            && let OwnDatabase::Postgres { idle: Some(idle), .. } = &mut own.database
+        {
+            *idle = bound.max(*idle);
+        }
+        self
+    }
+
+    /// Returns the completion for a transaction of this kind.
+    #[cfg(any(feature = "postgres", feature = "sqlite"))]
+    pub(crate) fn within(mut self, within: Within) -> Self {
+        if let Parameter::Own(own) = &mut self.parameter {
+            (own.within, own.parameter) = (within, OnceLock::new());
+        }
+        self
+    }
+}
+
+impl fmt::Debug for Completion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // The parameter may hold a response, which may be personal data.
+        f.debug_struct("Completion").field("sql", &self.sql).finish_non_exhaustive()
+    }
+}
