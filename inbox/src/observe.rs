@@ -125,6 +125,8 @@ pub(crate) fn ended(namespace: &str, seq: i64, fate: Fate, last: &str, is_redeli
     };
     count!("tower_dedup_inbox_ended_total",
         "namespace" => namespace, "outcome" => outcome, "redelivery" => is_redelivery; 1);
+    #[cfg(not(feature = "metrics"))]
+    let _ = is_redelivery;
     match fate {
         Fate::Park(reason) => parked(namespace, Some(seq), reason, 1, last),
         Fate::Due { after, counts: Counts::Attempt } => tracing::warn!(
