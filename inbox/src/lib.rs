@@ -56,7 +56,9 @@
 //! 7. The layer has a ledger that releases what fails: [`DedupLayer::new`] or [`DedupLayer::transactional`]. Another one does
 //!    not compile. [`replay`](tower_dedup::DedupLayer::replay), a layer for `Idempotency-Key`, and
 //!    [`FailOpen`](tower_dedup::OnUnavailable::FailOpen) are invalid.
-//! 8. While a layer of the namespace is not in the mode [`Enforce`](tower_dedup::Mode::Enforce), nothing is stored, and the
+//! 8. Set [`handler_timeout`](tower_dedup::DedupLayer::handler_timeout), unless the handler itself has a bound: one that never
+//!    ends keeps its row and its [slot](Inbox::slots), and only the age of the oldest waiting row shows it.
+//! 9. While a layer of the namespace is not in the mode [`Enforce`](tower_dedup::Mode::Enforce), nothing is stored, and the
 //!    rows wait.
 //!
 //! # What has no row

@@ -222,7 +222,7 @@ fn gauge(service: &str, namespace: &str, parked: Option<Parked>, rows: u64, olde
     let rows = u32::try_from(rows).unwrap_or(u32::MAX);
     let [service, namespace] = [service, namespace].map(str::to_owned);
     if let Some(reason) = parked {
-        metrics::gauge!("tower_dedup_inbox_parked",
+        metrics::gauge!("tower_dedup_inbox_parked_rows",
             "service" => service, "namespace" => namespace, "reason" => reason.as_str())
         .set(rows);
         return;

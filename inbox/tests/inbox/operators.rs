@@ -105,7 +105,7 @@ async fn metrics_have_their_names(place: Place) {
             "tower_dedup_inbox_misrouted_total",
             "tower_dedup_inbox_not_stored_total",
             "tower_dedup_inbox_oldest_waiting_seconds",
-            "tower_dedup_inbox_parked",
+            "tower_dedup_inbox_parked_rows",
             "tower_dedup_inbox_parked_total",
             "tower_dedup_inbox_stored_total",
             "tower_dedup_inbox_waiting",
