@@ -52,7 +52,7 @@ async fn status_that_refuses_is_a_failure_once_stored_has_left(place: Place) {
 
 async fn stored_leaves_while_the_handler_runs(place: Place) {
     let world = World::with(place, |inbox| inbox.answer_within(SHORT)).await;
-    world.plan([4_500]);
+    world.plan([5_500]);
     let app = world.router();
     let start = Instant::now();
     assert_eq!(send(&app, request("a", "1")).await, stored());
@@ -61,8 +61,11 @@ async fn stored_leaves_while_the_handler_runs(place: Place) {
     assert!(rows[0].answered && rows[0].is_running);
     // Its turn is 2 s, renewed meanwhile: no loop runs it besides.
     let _running = world.start(app);
+    tokio::time::sleep(Duration::from_millis(2_900)).await;
+    let rows = world.rows().await;
+    assert!(rows[0].is_running && rows[0].deaths == 0, "{rows:?}");
     world.until_done(&["a"]).await;
-    assert_eq!(world.runs(), ["a:4500:1"]);
+    assert_eq!(world.runs(), ["a:5500:1"]);
 }
 
 async fn redelivery_while_the_handler_runs_asks_the_ledger_again(place: Place) {
