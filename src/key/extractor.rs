@@ -64,6 +64,8 @@ pub struct KeyExtractor {
     pub(crate) retention_floor: Option<Duration>,
     /// The largest body that the sender sends, in bytes.
     pub(crate) max_body: Option<usize>,
+    /// The sender signs its requests.
+    pub(crate) is_signed: bool,
     /// The sender's signature does not cover the id.
     pub(crate) unsigned_id: bool,
     /// The sender does not deliver again after a response, whatever the response is.
@@ -115,6 +117,7 @@ impl KeyExtractor {
             methods: &[Method::POST, Method::PUT, Method::PATCH, Method::DELETE],
             retention_floor: None,
             max_body: None,
+            is_signed: false,
             unsigned_id: false,
             tried_once: false,
         }

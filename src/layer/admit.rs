@@ -80,6 +80,7 @@ where
             self.report.error = Some(NOT_VERIFIED.into());
             return Dispatch::Ended(self.answer(Outcome::Unverified));
         }
+        self.report_unverified();
         let answers = !config.handshakes_to_handler;
         let read = caught(|| {
             let is_answered = answers && config.key.is_handshake(&self.request_ref());

@@ -15,7 +15,7 @@ use super::handle::DedupHandle;
 use super::mode::Mode;
 use super::policy::{OnInFlight, OnMismatch, OnMissingKey, OnUnavailable, Success};
 #[cfg(feature = "testing")]
-use crate::adapter::contract::{CallTerms, Token};
+use crate::adapter::contract::CallTerms;
 use crate::adapter::contract::{DedupAdapter, TransactionAdapter};
 use crate::error::ConfigError;
 use crate::key::{IntoKeyExtractor, KeyExtractor, KeyPart, LogIds};
@@ -147,12 +147,12 @@ impl DedupLayer {
 }
 
 #[cfg(feature = "testing")]
-impl DedupLayer {
+impl<L, B> DedupLayer<L, B> {
     /// Returns the store, the key and the terms of a claim under a token of its own.
     pub(crate) fn claim_parts(&self) -> (&dyn DedupAdapter, &KeyExtractor, CallTerms) {
-        let Config { key, times, .. } = &self.config;
-        let terms = CallTerms::on_completion(Token::random(), times.retention, times.lease);
-        (self.ledger.adapter(), key, terms)
+        let Config { key, times, meters, .. } = &self.config;
+        let calls = self.ledger.calls(times, Duration::ZERO, meters);
+        (self.ledger.adapter(), key, CallTerms::new(calls.terms))
     }
 }
 

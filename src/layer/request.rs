@@ -10,6 +10,7 @@ use http::{header, request};
 
 use super::answer::{self, Ended, Ending};
 use super::builder::DedupLayer;
+use super::config::Config;
 use super::gate::Permit;
 use super::paths::LAST_PATHS;
 use super::policy::{OnMissingKey, Verified};
@@ -126,6 +127,15 @@ impl<S, L, B> Run<S, L, B> {
         let outer = self.head.extensions.get::<Delivery>();
         let mut events = self.keys.events().iter();
         outer.is_some_and(|outer| events.any(|event| runs(outer, event.key())))
+    }
+
+    /// Reports, once, that nobody has verified a request of a sender that signs.
+    pub(super) fn report_unverified(&self) {
+        let Config { key, meters, .. } = &self.layer.config;
+        let is_unverified = || key.is_signed && self.head.extensions.get::<Verified>().is_none();
+        if meters.is_first_unverified(is_unverified) {
+            observe::records::unverified_sender(&key.namespace);
+        }
     }
 
     /// Returns `true` if the request is verified, or need not be.

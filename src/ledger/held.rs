@@ -32,6 +32,10 @@ pub(super) struct HeldState {
     /// A completion was refused: another delivery may have completed the events.
     pub(super) is_refused: bool,
     /// A statement may have completed the events in a transaction of the handler's, which may have been rolled back since.
+    #[cfg_attr(
+        not(any(feature = "postgres", feature = "sqlite")),
+        expect(dead_code, reason = "`DedupTx` reads it")
+    )]
     pub(super) may_have_completed: bool,
     /// A statement was made that stores the response of the handler.
     is_response_stored: bool,

@@ -24,6 +24,8 @@ pub(crate) struct Meters {
     pub(super) is_tried_once: bool,
     /// `true` once `nested layers` was logged.
     logged_nested: AtomicBool,
+    /// `true` once `nobody verifies` was logged.
+    logged_unverified: AtomicBool,
     /// When `handled on another path` was logged last.
     logged_other_path: Mutex<Option<Instant>>,
     #[cfg(feature = "metrics")]
@@ -53,6 +55,7 @@ impl Meters {
             log_ids,
             is_tried_once,
             logged_nested: AtomicBool::new(false),
+            logged_unverified: AtomicBool::new(false),
             logged_other_path: Mutex::default(),
             #[cfg(feature = "metrics")]
             keys: MetricKeys {
@@ -70,6 +73,12 @@ impl Meters {
     /// Returns `true` the first time. Every request of a layer within a layer of the same keys is concerned.
     pub(crate) fn is_first_nested(&self) -> bool {
         !self.logged_nested.swap(true, Ordering::Relaxed)
+    }
+
+    /// Returns `true` the first time, if `is_unverified` does. It is not asked again after that.
+    pub(crate) fn is_first_unverified(&self, is_unverified: impl FnOnce() -> bool) -> bool {
+        let logged = &self.logged_unverified;
+        !logged.load(Ordering::Relaxed) && is_unverified() && !logged.swap(true, Ordering::Relaxed)
     }
 
     /// Counts a duplicate that came on another path than the path on which its event was handled. Returns `true` if a

@@ -104,6 +104,15 @@ records! {
         namespace
     }
 
+    /// once a layer: the preset's sender signs its requests, and one has come without
+    /// [`Verified`](crate::Verified). `fix` says what to change
+    warn unverified_sender(namespace: &str) {
+        "nobody verifies: this sender signs its requests, and whoever knows the URL can send others",
+        namespace,
+        fix = "put a `VerifyLayer` outside of the layer, and call `require_verified`; a verification of your own inserts \
+               `Verified`"
+    }
+
     /// once a layer: [`require_verified`](crate::DedupLayer::require_verified) is set, and there is no second
     /// identity, such as a [content identity](crate::guide::keys#an-id-that-is-not-signed)
     info unsigned_id(namespace: &str) {

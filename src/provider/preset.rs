@@ -35,7 +35,6 @@ pub struct Preset {
     pub(crate) max_body: Option<usize>,
     pub(crate) retries: Retries,
     /// How the sender signs; `None` if this crate does not know it.
-    #[cfg_attr(not(feature = "verify"), expect(dead_code, reason = "`verify` reads it"))]
     pub(crate) scheme: Option<Scheme>,
     pub(super) signed_id: Option<bool>,
     /// The headers of the sample, among them a content type other than JSON.
@@ -111,6 +110,7 @@ impl Preset {
         keys.methods = self.methods;
         keys.retention_floor = Some(self.retention_floor());
         keys.max_body = self.max_body;
+        keys.is_signed = self.scheme.is_some();
         keys.unsigned_id = self.signed_id != Some(true);
         keys.tried_once = matches!(self.retries, Retries::Never | Retries::ConnectionFailure);
         if let Some(part) = self.event_type {

@@ -11,13 +11,15 @@ use super::redeliver::buffered;
 use crate::adapter::contract::ClaimReply;
 use crate::key::{Extracted, RequestRef};
 use crate::layer::DedupLayer;
+use crate::ledger::Ledger;
 
 /// Claims the keys of a request as another process does that dies afterwards. No process renews,
 /// completes or releases the keys.
 ///
 /// The keys are in flight until the layer's [`lease`](DedupLayer::lease) lapses. The delivery after that
 /// runs as a takeover. [`MemoryAdapter`](crate::adapter::MemoryAdapter) follows tokio's paused time, so a
-/// test may advance it past the lease. With another store, give the layer a short lease and wait.
+/// test may advance it past the lease. With another store, give the layer a short lease and wait. On arrival, the keys are
+/// complete, and the event is lost.
 ///
 /// Panics if the request has no key, or if the store does not claim each key for the first time.
 ///
@@ -44,7 +46,7 @@ use crate::layer::DedupLayer;
 /// assert_eq!(late.get(0).body(), "true");
 /// # });
 /// ```
-pub async fn abandon<B>(layer: &DedupLayer, request: Request<B>)
+pub async fn abandon<L: Ledger, I, B>(layer: &DedupLayer<L, I>, request: Request<B>)
 where
     B: Body<Data = Bytes, Error: fmt::Debug>,
 {

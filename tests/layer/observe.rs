@@ -17,7 +17,7 @@ use tower_dedup::testing::{Fault, StoreCall};
 use tower_dedup::verify::{Refusal, VerifyLayer};
 use tower_dedup::{
     DedupLayer, KeyError, KeyErrorKind, KeyExtractor, LogIds, Mode, OnInFlight, OnMismatch,
-    OnUnavailable, Replay, key, provider,
+    OnUnavailable, Replay, Verified, key, provider,
 };
 
 use support::log::Log;
@@ -337,6 +337,35 @@ fn failure_is_a_warning_where_no_retry_follows_a_response() {
             }
         }
     });
+}
+
+/// A layer whose sender signs, and which nobody has put behind a verification.
+#[test]
+fn sender_that_signs_and_is_not_verified_is_reported_once() {
+    let stripe = || KeyExtractor::from(provider::STRIPE);
+    let own = || by_header();
+    for (key, verified, requires, expected) in [
+        (stripe(), false, false, 1),
+        (stripe(), true, false, 0),
+        (stripe(), true, true, 0),
+        (own(), false, false, 0),
+    ] {
+        observed(async |log, _| {
+            let layer = DedupLayer::new(key.clone(), store());
+            let layer = if requires { layer.require_verified() } else { layer };
+            let service = layer.layer(Handler::default().service());
+            for id in ["evt_1", "evt_2"] {
+                let sent = tower_dedup::testing::request(provider::STRIPE, "/hook", id);
+                let mut sent = sent.map(axum::body::Body::new);
+                sent.headers_mut().insert("webhook-id", id.parse().unwrap());
+                if verified {
+                    sent.extensions_mut().insert(Verified);
+                }
+                assert_eq!(send(&service, sent).await.status(), 200);
+            }
+            assert_eq!(log.beginning("nobody verifies").len(), expected, "{key:?} {verified}");
+        });
+    }
 }
 
 /// Checks how often each event was counted on another path. Some may be missing, because a delivery of

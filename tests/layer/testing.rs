@@ -13,15 +13,15 @@ use http::{HeaderName, Request};
 use http_body_util::Full;
 use tower::limit::ConcurrencyLimitLayer;
 use tower::{Layer, ServiceBuilder};
-use tower_dedup::adapter::MemoryAdapter;
 use tower_dedup::adapter::contract::{DedupAdapter, Fetch};
 use tower_dedup::adapter::maintenance::{ForgetReply, KeyState, MaintenanceAdapter};
+use tower_dedup::adapter::{MemoryAdapter, SqliteAdapter};
 use tower_dedup::testing::{Fault, StoreCall, abandon, redeliver, redeliver_at_once};
 use tower_dedup::verify::VerifyLayer;
 use tower_dedup::{DedupAnswer, DedupLayer, OnInFlight, Replay, StoreErrorKind, provider, testing};
 
 use support::secrets::test_secrets;
-use support::{Handler, by_header, dedup_key, faulty, memory, request, rows, terms};
+use support::{Handler, by_header, dedup_key, faulty, memory, request, rows, sqlite_url, terms};
 
 const LEASE: Duration = Duration::from_secs(60);
 
@@ -135,6 +135,22 @@ async fn abandoned_event_is_in_flight_then_taken_over() {
     assert_eq!((late.handled(), late.duplicates()), (1, 1));
     assert!(handler.last().is_takeover());
     assert_eq!(handler.last().attempt(), 2);
+}
+
+#[tokio::test]
+async fn event_is_abandoned_as_its_ledger_claims() {
+    let directory = tempfile::tempdir().unwrap();
+    let adapter = SqliteAdapter::connect(&sqlite_url(directory.path())).await.unwrap();
+    let transactional = DedupLayer::transactional(by_header(), adapter);
+    let transactional = transactional.on_in_flight(OnInFlight::Reject);
+    abandon(&transactional, request("a")).await;
+    let service = transactional.layer(Handler::default().service());
+    assert_eq!(redeliver(service, request("a"), 1).await.count(DedupAnswer::InFlight), 1);
+
+    let on_arrival = DedupLayer::on_arrival(by_header(), memory());
+    abandon(&on_arrival, request("a")).await;
+    let service = on_arrival.layer(Handler::default().service());
+    assert_eq!(redeliver(service, request("a"), 1).await.duplicates(), 1, "it is lost");
 }
 
 #[tokio::test]
