@@ -232,6 +232,8 @@ fn is_explained(row: &ShownRow, open: &BTreeSet<&str>) -> bool {
         // Nobody was told *stored*, or another delivery of the event has gone without a row and succeeded. A list shares
         // events with another one.
         Some(Parked::Refused) => of("list") || row.keys.iter().all(|(_, id)| !open.contains(&**id)),
+        // Stored by the newer version, whose key the older one does not read.
+        Some(Parked::Misrouted) => of("v2."),
         Some(_) => false,
     }
 }
