@@ -451,9 +451,9 @@ where
             Ok(called) => called,
             Err(_elapsed) => {
                 let told = Change { at, fate: Fate::Keep, answered: true, last: None };
-                if let Some(Changed::Done { .. }) = core.change(told, None).await {
-                    // Not the version of the reply: that may be another delivery's, who was told
-                    // *stored*, too. The ledger has not been asked for it yet.
+                if let Some(Changed::Done) = core.change(told, None).await {
+                    // Its own step alone: another delivery may have raised the version, too, because it
+                    // was told *stored*. The ledger has not been asked for it yet.
                     at.version += 1;
                     history.answered = true;
                     if let Some(reply) = reply.take() {
@@ -473,7 +473,7 @@ where
         let answer = if !is_stored {
             core.change_later(change, run);
             called
-        } else if matches!(core.change(change, Some(run)).await, Some(Changed::Done { .. })) {
+        } else if matches!(core.change(change, Some(run)).await, Some(Changed::Done)) {
             Ok(Ok(self.parts.stored()))
         } else {
             // Nobody can say that the row is there: the sender gets the failure.

@@ -42,6 +42,13 @@ pub struct Selection {
     pub received_until: Option<SystemTime>,
 }
 
+impl Selection {
+    /// Returns the reason, as the statements of every database take it.
+    pub(crate) fn parked_text(&self) -> Option<&'static str> {
+        self.parked.map(|reason| reason.map_or("any", Parked::as_str))
+    }
+}
+
 /// A row, for an operator.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]

@@ -20,10 +20,9 @@ use tokio::time::timeout;
 use tower_dedup::adapter::contract::Token;
 
 use crate::inspect::{Count, Selection, ShownRow};
-use crate::row::{Change, Counts, FORMAT, Fate, NewRow, Parked, Place, TakenRow};
+use crate::row::{Change, Counts, FORMAT, Fate, NewRow, Parked, Place, TakenRow, millis};
 use crate::table::{
-    Changed, Stored, Swept, Table, TableError, TableFuture, Take, Took, WholeRow, millis,
-    parse_keys,
+    Changed, Stored, Swept, Table, TableError, TableFuture, Take, Took, WholeRow, parse_keys,
 };
 
 /// The bound on a call of the writer.
@@ -152,7 +151,7 @@ impl PostgresTable {
                 let seq: i64 = row.try_get(0)?;
                 for (reply, change) in replies.iter_mut().zip(changes) {
                     if is_delete(change) && change.at.seq == seq {
-                        *reply = Some(Changed::Done { version: change.at.version });
+                        *reply = Some(Changed::Done);
                     }
                 }
             }
@@ -179,15 +178,14 @@ impl PostgresTable {
                     == Some(&change.at.turn.as_bytes()[..])
             };
             *reply = match row {
-                None if is_delete(change) => Some(Changed::Done { version: change.at.version }),
+                None if is_delete(change) => Some(Changed::Done),
                 None => Some(Changed::Lost),
                 Some(row) if !is_ours(row) => Some(Changed::Lost),
                 Some(row)
                     if is_delete(change) && row.try_get::<i64, _>(1)? != change.at.version =>
                 {
                     // Somebody was told *stored* meanwhile: the ledger has to be asked again.
-                    let fate = Fate::Due { after: Duration::ZERO, counts: Counts::Nothing };
-                    changed.push(Change { fate, ..change.clone() });
+                    changed.push(Change { fate: Fate::NOW, ..change.clone() });
                     None
                 }
                 Some(_) => Some(Changed::Locked),
@@ -213,38 +211,23 @@ impl PostgresTable {
         let query = query(&self.sql.change[usize::from(is_durable)])
             .bind(column(|it| it.at.seq))
             .bind(turns(changes.iter().map(|it| &it.at)))
-            .bind(column(|it| match it.fate {
-                Fate::Due { after, .. } => millis(after),
-                _ => -1,
-            }))
+            .bind(column(|it| it.due_after().unwrap_or(-1)))
             .bind(changes.iter().map(|it| it.fate == Fate::Keep).collect::<Vec<bool>>())
-            .bind(changes.iter().map(|it| parked(it).map(Parked::as_str)).collect::<Vec<_>>())
-            .bind(column(|it| counts(it, Counts::Attempt)))
-            .bind(column(|it| counts(it, Counts::Misrouted)))
+            .bind(changes.iter().map(Change::parked).collect::<Vec<_>>())
+            .bind(column(|it| it.counts(Counts::Attempt)))
+            .bind(column(|it| it.counts(Counts::Misrouted)))
             .bind(changes.iter().map(|it| it.answered).collect::<Vec<bool>>())
             .bind(changes.iter().map(|it| it.last.clone()).collect::<Vec<_>>())
             .bind(column(|it| it.at.version));
         for row in query.fetch_all(&mut *connection).await? {
-            let (seq, version): (i64, i64) = (row.try_get(0)?, row.try_get(1)?);
+            let seq: i64 = row.try_get(0)?;
             for (reply, change) in replies.iter_mut().zip(all) {
                 if change.at.seq == seq {
-                    *reply = Some(Changed::Done { version });
+                    *reply = Some(Changed::Done);
                 }
             }
         }
         Ok(())
-    }
-}
-
-/// Returns 1 if the change counts as this.
-fn counts(change: &Change, as_this: Counts) -> i64 {
-    i64::from(matches!(change.fate, Fate::Due { counts, .. } if counts == as_this))
-}
-
-fn parked(change: &Change) -> Option<Parked> {
-    match change.fate {
-        Fate::Park(reason) => Some(reason),
-        _ => None,
     }
 }
 
@@ -544,17 +527,12 @@ fn select<'q>(sql: &'q str, of: &'q Selection) -> Query<'q, Postgres, PgArgument
     let until = of
         .received_until
         .map(|at| at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs_f64());
-    let parked = match of.parked {
-        None => None,
-        Some(None) => Some("any"),
-        Some(Some(reason)) => Some(reason.as_str()),
-    };
     query(sql)
         .bind(of.seq)
         .bind(of.service.as_deref())
         .bind(of.namespace.as_deref())
         .bind(of.id.as_deref())
-        .bind(parked)
+        .bind(of.parked_text())
         .bind(until)
 }
 

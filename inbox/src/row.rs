@@ -171,6 +171,34 @@ pub(crate) enum Fate {
     Park(Parked),
 }
 
+impl Fate {
+    /// The ledger is asked again at once.
+    pub(crate) const NOW: Self = Self::Due { after: Duration::ZERO, counts: Counts::Nothing };
+}
+
+/// The columns of a change, for every database.
+impl Change {
+    /// Returns after how many milliseconds the row is due; `None` if it runs on or waits for a person.
+    pub(crate) fn due_after(&self) -> Option<i64> {
+        match self.fate {
+            Fate::Due { after, .. } => Some(millis(after)),
+            _ => None,
+        }
+    }
+
+    /// Returns 1 if the change counts as this.
+    pub(crate) fn counts(&self, as_this: Counts) -> i64 {
+        i64::from(matches!(self.fate, Fate::Due { counts, .. } if counts == as_this))
+    }
+
+    pub(crate) fn parked(&self) -> Option<&'static str> {
+        match self.fate {
+            Fate::Park(reason) => Some(reason.as_str()),
+            _ => None,
+        }
+    }
+}
+
 /// What a run counts as.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Counts {
@@ -283,4 +311,9 @@ fn decode(text: &[u8]) -> Option<HeaderMap> {
         headers.append(name, HeaderValue::from_bytes(value).ok()?);
     }
     Some(headers)
+}
+
+/// Returns whole milliseconds.
+pub(crate) fn millis(time: Duration) -> i64 {
+    i64::try_from(time.as_millis()).unwrap_or(i64::MAX / 1_000_000)
 }

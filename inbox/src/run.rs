@@ -81,7 +81,7 @@ where
                     for row in took.rows {
                         let run = core.begin(row.at);
                         if has_stopped {
-                            let fate = again(Duration::ZERO);
+                            let fate = Fate::NOW;
                             let change = Change { at: row.at, fate, answered: false, last: None };
                             core.change_later(change, run);
                             continue;

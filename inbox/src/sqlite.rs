@@ -20,11 +20,10 @@ use tower_dedup::adapter::contract::Token;
 
 use crate::decide::spread;
 use crate::inspect::{Count, Selection, ShownRow};
-use crate::row::{Change, Counts, FORMAT, Fate, NewRow, Parked, Place, TakenRow};
+use crate::row::{Change, Counts, FORMAT, Fate, NewRow, Parked, Place, TakenRow, millis};
 use crate::settings::LIFE;
 use crate::table::{
-    Changed, SWEPT, Stored, Swept, Table, TableError, TableFuture, Take, Took, WholeRow, millis,
-    parse_keys,
+    Changed, SWEPT, Stored, Swept, Table, TableError, TableFuture, Take, Took, WholeRow, parse_keys,
 };
 
 /// The bound on a call of the writer.
@@ -144,24 +143,16 @@ impl SqliteTable {
             let sql = self.sql("DELETE FROM {table} WHERE seq = ?1 AND version = ?2");
             let query = statement(&sql).bind(change.at.seq).bind(change.at.version);
             if query.execute(&mut *connection).await?.rows_affected() > 0 {
-                return Ok(Changed::Done { version: change.at.version });
+                return Ok(Changed::Done);
             }
             let sql = self.sql("SELECT 1 FROM {table} WHERE seq = ?1");
             if statement(&sql).bind(change.at.seq).fetch_optional(&mut *connection).await?.is_none()
             {
-                return Ok(Changed::Done { version: change.at.version });
+                return Ok(Changed::Done);
             }
             // Somebody was told *stored* meanwhile: the ledger has to be asked again.
-            change.fate = Fate::Due { after: Duration::ZERO, counts: Counts::Nothing };
+            change.fate = Fate::NOW;
         }
-        let (after, counts) = match change.fate {
-            Fate::Due { after, counts } => (Some(millis(after)), counts),
-            _ => (None, Counts::Nothing),
-        };
-        let parked = match change.fate {
-            Fate::Park(reason) => Some(reason.as_str()),
-            _ => None,
-        };
         // Somebody was told *stored* meanwhile: then a refusal is no end.
         let sql = self.sql(
             "UPDATE {table} SET \
@@ -170,23 +161,21 @@ impl SqliteTable {
              parked = CASE WHEN ?5 <> 'refused' OR version = ?9 THEN ?5 END, \
              attempts = attempts + ?6, misrouted = misrouted + ?7, answered = answered OR ?8, version = version + ?8, \
              last = coalesce(?10, last) \
-             WHERE seq = ?1 AND turn = ?2 RETURNING version",
+             WHERE seq = ?1 AND turn = ?2",
         );
         let query = statement(&sql)
             .bind(change.at.seq)
             .bind(&change.at.turn.as_bytes()[..])
-            .bind(after)
+            .bind(change.due_after())
             .bind(change.fate == Fate::Keep)
-            .bind(parked)
-            .bind(i64::from(counts == Counts::Attempt))
-            .bind(i64::from(counts == Counts::Misrouted))
+            .bind(change.parked())
+            .bind(change.counts(Counts::Attempt))
+            .bind(change.counts(Counts::Misrouted))
             .bind(i64::from(change.answered))
             .bind(change.at.version)
             .bind(change.last.as_deref());
-        match query.fetch_optional(connection).await? {
-            Some(row) => Ok(Changed::Done { version: row.try_get(0)? }),
-            None => Ok(Changed::Lost),
-        }
+        let is_changed = query.execute(connection).await?.rows_affected() > 0;
+        Ok(if is_changed { Changed::Done } else { Changed::Lost })
     }
 
     /// Executes the statement of an operator on selected rows.
@@ -552,16 +541,11 @@ fn select<'q>(sql: &'q str, of: &'q Selection) -> Query<'q, Sqlite, SqliteArgume
     let until = of
         .received_until
         .map(|at| millis(at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()));
-    let parked = match of.parked {
-        None => None,
-        Some(None) => Some("any"),
-        Some(Some(reason)) => Some(reason.as_str()),
-    };
     statement(sql)
         .bind(of.seq)
         .bind(of.service.as_deref())
         .bind(of.namespace.as_deref())
         .bind(of.id.as_deref())
-        .bind(parked)
+        .bind(of.parked_text())
         .bind(until)
 }

@@ -53,8 +53,8 @@ pub(crate) enum Stored {
 /// The reply to one change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Changed {
-    /// The row has this version now. A deleted row has the version of its deletion.
-    Done { version: i64 },
+    /// The row is changed, or deleted.
+    Done,
     /// The row is gone, or another run has it.
     Lost,
     /// Somebody has locked it.
@@ -143,11 +143,6 @@ pub(crate) trait Table: Send + Sync {
 
     /// Deletes selected rows.
     fn delete<'t>(&'t self, of: &'t Selection) -> TableFuture<'t, u64>;
-}
-
-/// Returns whole milliseconds.
-pub(crate) fn millis(time: Duration) -> i64 {
-    i64::try_from(time.as_millis()).unwrap_or(i64::MAX / 1_000_000)
 }
 
 /// Reads the column `keys`: see [`identities`](crate::row::identities).

@@ -16,4 +16,4 @@ UPDATE {table} AS r SET
   version = r.version + a.answered::int,
   last = coalesce(a.last, r.last)
 FROM s, a, d WHERE r.seq = a.seq AND r.seq = d.seq
-RETURNING r.seq, r.version
+RETURNING r.seq
