@@ -9,8 +9,6 @@ pub(crate) struct Trial {
     pub(crate) right: &'static str,
     /// Words for a search engine.
     pub(crate) look_up: &'static [&'static str],
-    /// Answers alone show that the receiver is right. Otherwise a pass needs the effects, too.
-    pub(crate) by_answers: bool,
 }
 
 const fn trial(
@@ -19,11 +17,7 @@ const fn trial(
     right: &'static str,
     look_up: &'static [&'static str],
 ) -> Trial {
-    Trial { name, sent, right, look_up, by_answers: false }
-}
-
-const fn by_answers(trial: Trial) -> Trial {
-    Trial { by_answers: true, ..trial }
+    Trial { name, sent, right, look_up }
 }
 
 /// All trials, in the order in which they run. Those that kill the receiver come last.
@@ -46,12 +40,12 @@ pub(crate) const TRIALS: &[Trial] = &[
         "one effect; a copy that is refused is answered 2xx when it is repeated",
         &["check-then-act race", "unique constraint", "INSERT ON CONFLICT DO NOTHING"],
     ),
-    by_answers(trial(
+    trial(
         "second-while-first-runs",
         "a slow event, and the same event while it runs (--slow)",
         "no 2xx while the first run may still fail; one effect",
         &["in-flight idempotency key", "409 or 503 with Retry-After while processing"],
-    )),
+    ),
     trial(
         "failure-then-retry",
         "an event whose first run fails, and its retries (--failing)",
@@ -163,6 +157,12 @@ pub(crate) const TRIALS: &[Trial] = &[
         "events whose receiver is killed at its answer 2xx, its start, then the same events (--start)",
         "what was answered 2xx has its effect, and no repetition adds another",
         &["durable idempotency keys", "synchronous_commit, fsync", "transactional inbox"],
+    ),
+    trial(
+        "late-effects",
+        "nothing: the effects of all trials are counted again",
+        "no event has got another effect since its trial",
+        &["idempotent consumer", "job queue at-least-once"],
     ),
     trial(
         "an-hour-later",

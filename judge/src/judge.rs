@@ -1,0 +1,237 @@
+//! [`Judge`]: what every trial needs: deliveries, retries as senders make them, effects.
+
+use std::cell::RefCell;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::future::join_all;
+use http::Request;
+use tokio::sync::Mutex;
+use tokio::time::{Instant, sleep};
+
+use crate::delivery::{Ids, Signer, Template};
+use crate::effects::{Counter, Counts};
+use crate::process::Receiver;
+use crate::target::Target;
+use crate::wire::{self, Answer, Step};
+
+/// How long a receiver may refuse an event that it has handled, and how long an effect may show after it.
+const SETTLES: Duration = Duration::from_secs(5);
+/// How long a second effect may take to show.
+const LATE: Duration = Duration::from_millis(400);
+/// The first pause between retries. Pauses double.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+
+/// Why a trial does not pass.
+#[derive(Debug)]
+pub(crate) enum Stop {
+    Fail(String),
+    Unknown(String),
+}
+
+/// The evidence of a trial that passes.
+pub(crate) type Shown = Result<String, Stop>;
+
+pub(crate) fn fail<T>(evidence: impl Into<String>) -> Result<T, Stop> {
+    Err(Stop::Fail(evidence.into()))
+}
+
+pub(crate) fn unknown<T>(evidence: impl Into<String>) -> Result<T, Stop> {
+    Err(Stop::Unknown(evidence.into()))
+}
+
+/// A failure of the judge's own means says nothing about the receiver.
+impl From<String> for Stop {
+    fn from(error: String) -> Self {
+        Self::Unknown(error)
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Judge {
+    pub(crate) target: Target,
+    pub(crate) template: Template,
+    pub(crate) slow: Option<Template>,
+    pub(crate) failing: Option<Template>,
+    pub(crate) signer: Option<Signer>,
+    pub(crate) counter: Option<Counter>,
+    pub(crate) receiver: Option<Mutex<Receiver>>,
+    pub(crate) patience: Duration,
+    pub(crate) ids: Ids,
+    /// The ids that had one effect.
+    pub(crate) settled: RefCell<Vec<String>>,
+}
+
+/// The answers to one event.
+#[derive(Debug)]
+pub(crate) struct Answers {
+    pub(crate) texts: Vec<String>,
+    /// The last is a 2xx.
+    pub(crate) is_done: bool,
+}
+
+impl Answers {
+    /// Returns each answer once in a row, with its number.
+    pub(crate) fn text(&self) -> String {
+        let rows = self.texts.chunk_by(|one, other| one == other);
+        let row = |row: &[String]| match row.len() {
+            1 => row[0].clone(),
+            more => format!("{} (×{more})", row[0]),
+        };
+        rows.map(row).collect::<Vec<_>>().join(", ")
+    }
+}
+
+impl Judge {
+    /// How long the retries of an event that is complete go on.
+    pub(crate) fn settles(&self) -> Duration {
+        SETTLES.min(self.patience)
+    }
+
+    pub(crate) fn id(&self) -> String {
+        self.ids.fresh()
+    }
+
+    /// Returns the ordinary delivery with this id, signed now.
+    pub(crate) fn event(&self, id: &str) -> Result<Request<Bytes>, Stop> {
+        self.signed(self.template.with(id))
+    }
+
+    pub(crate) fn signed(&self, request: Request<Bytes>) -> Result<Request<Bytes>, Stop> {
+        match &self.signer {
+            Some(signer) => Ok(signer.sign(request)?),
+            None => Ok(request),
+        }
+    }
+
+    pub(crate) fn steps(&self, request: &Request<Bytes>) -> Vec<Step> {
+        vec![Step::Write(wire::whole(&self.target, request))]
+    }
+
+    pub(crate) async fn send(&self, request: &Request<Bytes>) -> Answer {
+        wire::exchange(&self.target, self.steps(request)).await
+    }
+
+    /// Sends an event until a 2xx as senders do: after pauses that double, each time signed anew.
+    pub(crate) async fn attempts(
+        &self,
+        template: &Template,
+        id: &str,
+        bound: Duration,
+    ) -> Result<Answers, Stop> {
+        let deadline = Instant::now() + bound;
+        let (mut texts, mut pause) = (Vec::new(), FIRST_PAUSE);
+        loop {
+            let answer = self.send(&self.signed(template.with(id))?).await;
+            texts.push(answer.to_string());
+            let is_done = answer.is_success();
+            if is_done || Instant::now() + pause > deadline {
+                return Ok(Answers { texts, is_done });
+            }
+            sleep(pause).await;
+            pause = (2 * pause).min(LONGEST_PAUSE);
+        }
+    }
+
+    /// As [`attempts`](Self::attempts). Fails without a 2xx.
+    pub(crate) async fn retry(
+        &self,
+        template: &Template,
+        id: &str,
+        bound: Duration,
+    ) -> Result<Answers, Stop> {
+        let answers = self.attempts(template, id, bound).await?;
+        if answers.is_done {
+            return Ok(answers);
+        }
+        let (text, bound) = (answers.text(), bound.as_secs_f64());
+        fail(format!("no repetition is answered 2xx within {bound} s: {text}"))
+    }
+
+    /// As [`retry`](Self::retry), of ordinary events at the same time.
+    pub(crate) async fn retry_all(&self, ids: &[String], bound: Duration) -> Result<(), Stop> {
+        let all = ids.iter().map(|id| self.retry(&self.template, id, bound));
+        join_all(all).await.into_iter().try_for_each(|answers| answers.map(drop))
+    }
+
+    /// Returns the counts, or `None` if there is no counter. A receiver that has just started may need a moment.
+    pub(crate) async fn counts(&self) -> Result<Option<Counts>, Stop> {
+        let Some(counter) = &self.counter else { return Ok(None) };
+        let deadline = Instant::now() + SETTLES;
+        loop {
+            match counter.read().await {
+                Ok(counts) => return Ok(Some(counts)),
+                Err(error) if Instant::now() > deadline => return Err(error.into()),
+                Err(_) => sleep(FIRST_PAUSE).await,
+            }
+        }
+    }
+
+    /// Waits until each of these events has an effect, and then whether one gets another.
+    pub(crate) async fn one_effect(&self, ids: &[String], bound: Duration) -> Result<(), Stop> {
+        let many = |counts: &Counts, is_wrong: fn(u64) -> bool| {
+            let counts: Vec<_> = ids.iter().map(|id| counts.of(id)).collect();
+            let wrong = counts.iter().filter(|count| is_wrong(**count));
+            (wrong.count(), counts.iter().copied().max().unwrap_or_default())
+        };
+        let all = ids.len();
+        let deadline = Instant::now() + bound;
+        while let Some(counts) = self.counts().await? {
+            let (missing, _) = many(&counts, |count| count == 0);
+            if missing == 0 {
+                break;
+            }
+            if Instant::now() > deadline {
+                return fail(match all {
+                    1 => "0 effects: the event is lost, and the sender was told 2xx".to_owned(),
+                    _ => format!("{missing} of {all} events have 0 effects: they are lost"),
+                });
+            }
+            sleep(FIRST_PAUSE).await;
+        }
+        if self.counter.is_some() {
+            sleep(LATE).await;
+        }
+        if let Some(counts) = self.counts().await? {
+            let (wrong, most) = many(&counts, |count| count != 1);
+            if wrong > 0 {
+                return fail(match all {
+                    1 => format!("{most} effects of one event"),
+                    _ => format!("{wrong} of {all} events have {most} effects"),
+                });
+            }
+            self.settled.borrow_mut().extend_from_slice(ids);
+        }
+        Ok(())
+    }
+
+    /// Fails if the event has an effect.
+    pub(crate) async fn no_effect(&self, id: &str, what: &str) -> Result<(), Stop> {
+        if self.counter.is_some() {
+            sleep(LATE).await;
+        }
+        match self.counts().await? {
+            Some(counts) if counts.of(id) > 0 => fail(format!("{what} takes effect")),
+            _ => Ok(()),
+        }
+    }
+
+    /// Passes if the effects were seen, too.
+    pub(crate) fn with_effects(&self, evidence: impl Into<String>) -> Shown {
+        let evidence = evidence.into();
+        match self.counter {
+            Some(_) => Ok(evidence),
+            None => unknown(format!(
+                "{evidence}; the effects are not seen: give --count or --count-url"
+            )),
+        }
+    }
+
+    /// Sees that an ordinary event is handled: before all trials, and after requests that may break a receiver.
+    pub(crate) async fn ordinary(&self, bound: Duration) -> Result<(), Stop> {
+        let id = self.id();
+        self.retry(&self.template, &id, bound).await?;
+        self.one_effect(&[id], bound).await
+    }
+}

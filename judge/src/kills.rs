@@ -1,0 +1,183 @@
+//! The trials that kill the receiver with `kill -9`, and start it again.
+
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use tokio::sync::{MutexGuard, oneshot};
+use tokio::time::{Instant, sleep};
+
+use crate::delivery::Template;
+use crate::effects::Counter;
+use crate::judge::{Judge, Shown, Stop, fail, unknown};
+use crate::process::{Receiver, Signal};
+use crate::trials::{RUNS, half};
+use crate::wire::{self, Answer, Step};
+
+/// How long the receiver runs between two looks at the effects.
+const SLICE: Duration = Duration::from_micros(300);
+/// How long a kill waits for the moment after the effect.
+const SEARCH: Duration = Duration::from_secs(5);
+
+async fn receiver(judge: &Judge) -> Result<MutexGuard<'_, Receiver>, Stop> {
+    match &judge.receiver {
+        Some(receiver) => Ok(receiver.lock().await),
+        None => unknown("not run: it needs --start CMD"),
+    }
+}
+
+async fn restart(judge: &Judge, receiver: &mut Receiver) -> Result<(), Stop> {
+    receiver.kill(&judge.target).await?;
+    Ok(receiver.start(&judge.target).await?)
+}
+
+pub(crate) async fn before(judge: &Judge) -> Shown {
+    let mut receiver = receiver(judge).await?;
+    let id = judge.id();
+    let half = half(judge, &judge.event(&id)?);
+    let (sent, is_sent) = oneshot::channel();
+    let hang = Step::Pause(wire::ANSWER);
+    let steps = vec![Step::Write(half), Step::Tell(sent), hang];
+    let kill = async {
+        let _ = is_sent.await;
+        sleep(RUNS / 3).await;
+        restart(judge, &mut receiver).await
+    };
+    tokio::select! {
+        killed = kill => killed?,
+        // The receiver may close the connection before it is killed.
+        _ = async { wire::exchange(&judge.target, steps).await; std::future::pending::<()>().await } => {}
+    }
+    let retries = judge.retry(&judge.template, &id, judge.patience).await?;
+    judge.one_effect(&[id], judge.patience).await?;
+    judge.with_effects(format!("after the kill, answered {}", retries.text()))
+}
+
+/// When the receiver is killed, from the end of the request on.
+#[derive(Debug, Clone, Copy)]
+enum Moment {
+    After(Duration),
+    /// Once the event has its effect, and before the answer.
+    AtEffect,
+}
+
+/// How an event met the death of its receiver.
+#[derive(Debug, PartialEq, Eq)]
+enum Met {
+    BeforeAnswer,
+    /// The effect was seen before.
+    AfterEffect,
+    AfterAnswer,
+}
+
+pub(crate) async fn within(judge: &Judge) -> Shown {
+    let mut receiver = receiver(judge).await?;
+    let millis = |millis| Moment::After(Duration::from_millis(millis));
+    let ordinary = [millis(0), millis(2), millis(10), Moment::AtEffect, Moment::AtEffect];
+    let mut rounds: Vec<_> = ordinary.map(|moment| (&judge.template, moment)).into();
+    if let Some(slow) = &judge.slow {
+        let begun = Instant::now();
+        let id = judge.id();
+        judge.retry(slow, &id, judge.patience).await?;
+        let took = begun.elapsed();
+        let moments = [RUNS.min(took / 2), took.saturating_sub(Duration::from_millis(20))];
+        rounds.extend(moments.map(|moment| (slow, Moment::After(moment))));
+    }
+    let (mut events, mut met) = (Vec::new(), Vec::new());
+    for (template, moment) in rounds {
+        let id = judge.id();
+        met.push(killed(judge, &mut receiver, template, &id, moment).await?);
+        events.push((template, id));
+    }
+    drop(receiver);
+    let retries = events.iter().map(|(template, id)| judge.retry(template, id, judge.patience));
+    for answers in join_all(retries).await {
+        answers?;
+    }
+    let ids: Vec<_> = events.into_iter().map(|(_, id)| id).collect();
+    judge.one_effect(&ids, judge.patience).await?;
+    let count = |kind| met.iter().filter(|it| **it == kind).count();
+    let (seen, all) = (count(Met::AfterEffect), met.len());
+    let answered = count(Met::AfterAnswer);
+    if answered == all {
+        return unknown(format!("{all} events were answered before the kill: give --slow FILE"));
+    }
+    judge.with_effects(format!(
+        "{} kills before the answer, {seen} of them after the effect; each retry is answered 2xx in the end",
+        all - answered
+    ))
+}
+
+/// Sends an event, kills the receiver at this moment, and starts it.
+async fn killed(
+    judge: &Judge,
+    receiver: &mut Receiver,
+    template: &Template,
+    id: &str,
+    moment: Moment,
+) -> Result<Met, Stop> {
+    let request = judge.signed(template.with(id))?;
+    let (sent, is_sent) = oneshot::channel();
+    let steps = vec![Step::Write(wire::whole(&judge.target, &request)), Step::Tell(sent)];
+    let mut exchange = std::pin::pin!(wire::exchange(&judge.target, steps));
+    let mut met = Met::BeforeAnswer;
+    let reach = async {
+        let _ = is_sent.await;
+        match moment {
+            Moment::After(time) => sleep(time).await,
+            Moment::AtEffect => {
+                if at_effect(judge, receiver, id).await {
+                    met = Met::AfterEffect;
+                }
+            }
+        }
+    };
+    let answer = tokio::select! {
+        answer = &mut exchange => Some(answer),
+        () = reach => None,
+    };
+    if answer.as_ref().is_some_and(Answer::is_success) {
+        met = Met::AfterAnswer;
+    }
+    restart(judge, receiver).await?;
+    Ok(met)
+}
+
+/// Lets the receiver run in slices, until the event has an effect. Returns `false` if it has none in time.
+async fn at_effect(judge: &Judge, receiver: &Receiver, id: &str) -> bool {
+    let deadline = Instant::now() + SEARCH;
+    while Instant::now() < deadline {
+        receiver.signal(Signal::Stop);
+        // The answer may be there already: the exchange ends this search.
+        sleep(Duration::from_millis(1)).await;
+        // A receiver that is stopped serves no --count-url.
+        let counts = match &judge.counter {
+            Some(counter @ Counter::Command(_)) => counter.read().await,
+            _ => break,
+        };
+        if counts.is_ok_and(|counts| counts.of(id) > 0) {
+            return true;
+        }
+        receiver.signal(Signal::Continue);
+        sleep(SLICE).await;
+    }
+    receiver.signal(Signal::Continue);
+    false
+}
+
+pub(crate) async fn after(judge: &Judge) -> Shown {
+    let mut receiver = receiver(judge).await?;
+    let mut ids = Vec::new();
+    for _ in 0..3 {
+        let id = judge.id();
+        judge.retry(&judge.template, &id, judge.patience).await?;
+        restart(judge, &mut receiver).await?;
+        ids.push(id);
+    }
+    match judge.one_effect(&ids, judge.patience).await {
+        Err(Stop::Fail(why)) => return fail(format!("before a repetition, {why}")),
+        shown => shown?,
+    }
+    judge.retry_all(&ids, judge.patience).await?;
+    judge.one_effect(&ids, judge.settles()).await?;
+    judge.with_effects("3 kills after the answer, each repetition is answered 2xx")
+}
