@@ -168,7 +168,7 @@ async fn conflict(State(app): State<App>, delivery: Delivery) -> Answer {
 async fn ok_in_flight(State(app): State<App>, delivery: Delivery) -> Answer {
     delivery.verify(&app)?;
     let id = delivery.id()?;
-    if !app.remember(&id) {
+    if !app.claim(&id) {
         return OK;
     }
     // A task, so that the work does not end where the client hangs up.
@@ -179,7 +179,7 @@ async fn ok_in_flight(State(app): State<App>, delivery: Delivery) -> Answer {
             delivery.finish().await
         };
         let done = done.await;
-        app.forget(&id);
+        app.release(&id);
         done
     });
     run.await.unwrap_or(Err(StatusCode::INTERNAL_SERVER_ERROR))
@@ -189,15 +189,24 @@ async fn ok_in_flight(State(app): State<App>, delivery: Delivery) -> Answer {
 async fn memory(State(app): State<App>, delivery: Delivery) -> Answer {
     delivery.verify(&app)?;
     let id = delivery.id()?;
-    delivery.work(&app).await?;
-    let mut transaction = app.begin().await?;
-    // One transaction at a time, so nobody comes between the question and the commit.
-    if !app.remembers(&id) {
-        app.effect(&mut *transaction, &id).await?;
-        transaction.commit().await.map_err(failed)?;
-        app.remember(&id);
+    if app.done.lock().unwrap().contains(&id) {
+        return OK;
     }
-    delivery.finish().await
+    if !app.claim(&id) {
+        return Err(StatusCode::SERVICE_UNAVAILABLE);
+    }
+    let run = tokio::spawn(async move {
+        let done = async {
+            delivery.work(&app).await?;
+            app.effect(&app.database, &id).await?;
+            app.done.lock().unwrap().insert(id.clone());
+            delivery.finish().await
+        };
+        let done = done.await;
+        app.release(&id);
+        done
+    });
+    run.await.unwrap_or(Err(StatusCode::INTERNAL_SERVER_ERROR))
 }
 
 /// The key is a digest of the parsed body: two events with equal data are one, and an event whose body changes is two.
@@ -285,8 +294,10 @@ async fn truncated_id(State(app): State<App>, delivery: Delivery) -> Answer {
 struct App {
     database: SqlitePool,
     secret: Arc<[u8]>,
-    /// Ids that this process remembers.
-    ids: Arc<Mutex<HashSet<String>>>,
+    /// The events that run in this process.
+    running: Arc<Mutex<HashSet<String>>>,
+    /// The events that this process has handled, as [`memory`] knows them.
+    done: Arc<Mutex<HashSet<String>>>,
     /// How often the work of each id has begun.
     runs: Arc<Mutex<HashMap<String, u32>>>,
 }
@@ -299,8 +310,8 @@ impl App {
         database.execute("CREATE TABLE IF NOT EXISTS processed (id TEXT PRIMARY KEY)").await?;
         database.execute("CREATE TABLE IF NOT EXISTS effects (id TEXT NOT NULL)").await?;
         let secret = BASE64_STANDARD.decode(secret.strip_prefix("whsec_").unwrap_or(secret))?;
-        let (ids, runs) = Default::default();
-        Ok(Self { database, secret: secret.into(), ids, runs })
+        let (running, done, runs) = Default::default();
+        Ok(Self { database, secret: secret.into(), running, done, runs })
     }
 
     async fn begin(&self) -> Result<Transaction<'static, Sqlite>, StatusCode> {
@@ -345,17 +356,13 @@ impl App {
         Ok(is_new)
     }
 
-    fn remembers(&self, id: &str) -> bool {
-        self.ids.lock().unwrap().contains(id)
+    /// Returns `false` if the event runs in this process.
+    fn claim(&self, id: &str) -> bool {
+        self.running.lock().unwrap().insert(id.to_owned())
     }
 
-    /// Returns `false` if this process remembers the id.
-    fn remember(&self, id: &str) -> bool {
-        self.ids.lock().unwrap().insert(id.to_owned())
-    }
-
-    fn forget(&self, id: &str) {
-        self.ids.lock().unwrap().remove(id);
+    fn release(&self, id: &str) {
+        self.running.lock().unwrap().remove(id);
     }
 }
 

@@ -63,8 +63,9 @@ impl Counter {
 /// Reads lines `id count`, with a space, tab, comma or `|` between. An id may contain these, too.
 fn lines(text: &str) -> Result<Counts, String> {
     let read = |line: &str| {
-        let (id, count) = line.trim().rsplit_once([' ', '\t', ',', '|'])?;
-        let id = id.trim_end_matches([' ', '\t', ',', '|']);
+        // The id may be empty.
+        let (id, count) = line.trim_end().rsplit_once([' ', '\t', ',', '|'])?;
+        let id = id.trim_start().trim_end_matches([' ', '\t', ',', '|']);
         Some((id.to_owned(), count.parse().ok()?))
     };
     let lines = text.lines().filter(|line| !line.trim().is_empty());
@@ -95,11 +96,11 @@ mod tests {
 
     #[test]
     fn counts_are_read_with_each_separator_and_composed_ids() {
-        let text = "a 1\nb|c|2\n\n d , 3 \ne\t4\n";
+        let text = "a 1\nb|c|2\n\n d , 3 \ne\t4\n 5\n|6\n";
         let counts = lines(text).unwrap();
-        let expected = [("a", 1), ("b|c", 2), ("d", 3), ("e", 4)];
+        let expected = [("a", 1), ("b|c", 2), ("d", 3), ("e", 4), ("", 5), ("", 6)];
         assert_eq!(counts.0, expected.map(|(id, count)| (id.to_owned(), count)));
-        assert_eq!((counts.of("c"), counts.of("x"), counts.of("")), (2, 0, 10));
+        assert_eq!((counts.of("c"), counts.of("x"), counts.of("")), (2, 0, 21));
         assert!(lines("a\n").is_err() && lines("a b\n").is_err());
         let json = br#"[{"id":"a","count":1,"namespace":"n"},{"id":7,"count":2}]"#;
         assert_eq!(list(json).unwrap().0, [("a".to_owned(), 1), ("7".to_owned(), 2)]);

@@ -1,98 +1,272 @@
 //! The receivers, and the trials that each must fail.
 
 use std::env;
-use std::path::PathBuf;
+use std::path::Path;
 use std::process::Stdio;
 
 use support::postgres::{Schema, free_port};
 use support::redis::{fresh_prefix, shared, with_prefix};
-use support::sqlite_url;
 use tokio::process::Command;
 
 use crate::table::Verdicts;
 
-/// Base64 of 24 bytes, for Standard Webhooks.
+/// The base64 of 30 bytes, for Standard Webhooks. GitHub takes any text.
 const SECRET: &str = "whsec_a2tra2tra2tra2tra2tra2tra2tra2tra2tr";
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Receiver {
+    /// The example `receiver`.
+    Ours { store: &'static str, ledger: &'static str, inbox: bool },
     /// A design of `examples/wrong.rs`.
-    Wrong(&'static str),
+    ByHand(&'static str),
     /// `tests/receivers/tutorial.py`.
     Tutorial,
-    /// The example `receiver`.
-    Ours { store: &'static str, ledger: &'static str },
 }
 
-use Receiver::{Ours, Tutorial, Wrong};
-
+/// A receiver, and the trials that it fails.
 #[derive(Debug)]
-pub(crate) struct Case {
-    pub(crate) receiver: Receiver,
-    pub(crate) fails: &'static [&'static str],
-}
-
-const fn case(receiver: Receiver, fails: &'static [&'static str]) -> Case {
-    Case { receiver, fails }
-}
+pub(crate) struct Case(pub(crate) Receiver, pub(crate) &'static [&'static str]);
 
 const fn ours(store: &'static str, ledger: &'static str, fails: &'static [&'static str]) -> Case {
-    case(Ours { store, ledger }, fails)
+    Case(Receiver::Ours { store, ledger, inbox: false }, fails)
 }
 
-/// On arrival, an event is lost with its run, and a duplicate is told 200 meanwhile.
-const ON_ARRIVAL: &[&str] = &["failure-then-retry", "kill-in", "second-while-first-runs"];
-/// A lease repeats an event after a death.
+const fn by_hand(design: &'static str, fails: &'static [&'static str]) -> Case {
+    Case(Receiver::ByHand(design), fails)
+}
+
+/// Rows L7, A2 to A4 of `docs/guarantees.md`: a lease repeats after a death; on arrival, an event is lost with its run, and
+/// its duplicate is told 200 meanwhile. A memory forgets at a death.
 const LEASE: &[&str] = &["kill-in"];
+const LEASE_IN_MEMORY: &[&str] = &["kill-in", "kill-after"];
+const ON_ARRIVAL: &[&str] = &["second-while-first-runs", "failure-then-retry", "kill-in"];
+const ON_ARRIVAL_IN_MEMORY: &[&str] =
+    &["second-while-first-runs", "failure-then-retry", "kill-in", "kill-after"];
 
 pub(crate) const CASES: &[Case] = &[
-    ours("sqlite", "transactional", &[]),
-    ours("postgres", "transactional", &[]),
-    ours("sqlite", "lease", LEASE),
-    ours("postgres", "lease", LEASE),
-    ours("redis", "lease", LEASE),
-    ours("memory", "lease", &["kill-in", "kill-after"]),
-    ours("sqlite", "on-arrival", ON_ARRIVAL),
-    ours("postgres", "on-arrival", ON_ARRIVAL),
-    ours("redis", "on-arrival", ON_ARRIVAL),
-    ours(
-        "memory",
-        "on-arrival",
-        &["failure-then-retry", "second-while-first-runs", "kill-in", "kill-after"],
+    ours("Postgres", "transactional", &[]),
+    ours("SQLite", "transactional", &[]),
+    Case(Receiver::Ours { store: "SQLite", ledger: "transactional", inbox: true }, &[]),
+    ours("Postgres", "lease", LEASE),
+    ours("SQLite", "lease", LEASE),
+    ours("Redis", "lease", LEASE),
+    ours("memory", "lease", LEASE_IN_MEMORY),
+    ours("Postgres", "on-arrival", ON_ARRIVAL),
+    ours("SQLite", "on-arrival", ON_ARRIVAL),
+    ours("Redis", "on-arrival", ON_ARRIVAL),
+    ours("memory", "on-arrival", ON_ARRIVAL_IN_MEMORY),
+    by_hand("right", &[]),
+    by_hand(
+        "no-deduplication",
+        &[
+            "first-and-second",
+            "two-at-once",
+            "sixteen-at-once",
+            "second-while-first-runs",
+            "signature-doubled",
+            "other-body-same-id",
+            "id-long",
+            "body-slow",
+            "body-chunked",
+            "hang-up",
+            "kill-in",
+            "kill-after",
+        ],
     ),
-    case(Wrong("right"), &[]),
-    case(Wrong("no-deduplication"), &[]),
-    case(
-        Wrong("check-then-insert"),
-        &["two-at-once", "sixteen-at-once", "second-while-first-runs"],
-    ),
-    case(
-        Wrong("insert-before"),
+    by_hand("check-then-insert", &["two-at-once", "sixteen-at-once", "second-while-first-runs"]),
+    by_hand(
+        "insert-before",
         &["second-while-first-runs", "failure-then-retry", "hang-up", "kill-in"],
     ),
-    case(
-        Wrong("insert-after"),
+    by_hand(
+        "insert-after",
         &["two-at-once", "sixteen-at-once", "second-while-first-runs", "hang-up", "kill-in"],
     ),
-    case(Wrong("answer-first"), &["second-while-first-runs", "failure-then-retry", "kill-after"]),
-    case(Wrong("conflict"), &["first-and-second", "two-at-once", "sixteen-at-once"]),
-    case(Wrong("ok-in-flight"), &["second-while-first-runs"]),
-    case(Wrong("memory"), &["kill-in", "kill-after"]),
-    case(Wrong("body-digest"), &["equal-bytes", "other-body-same-id"]),
-    case(
-        Wrong("no-signature"),
+    // To answer before the effect is no fault by itself: the receiver may have stored the event.
+    by_hand("answer-first", &["failure-then-retry", "kill-after"]),
+    // Each trial that repeats an event which was handled.
+    by_hand(
+        "conflict",
+        &[
+            "first-and-second",
+            "two-at-once",
+            "sixteen-at-once",
+            "second-while-first-runs",
+            "signature-doubled",
+            "body-slow",
+            "body-chunked",
+            "hang-up",
+            "kill-in",
+            "kill-after",
+        ],
+    ),
+    by_hand("ok-in-flight", &["second-while-first-runs"]),
+    by_hand("memory", &["kill-in", "kill-after"]),
+    // The slow events have equal bodies, too.
+    by_hand("body-digest", &["other-body-same-id", "equal-bytes", "hang-up", "kill-in"]),
+    by_hand(
+        "no-signature",
         &["signature-forged", "signature-missing", "signature-stale", "signature-doubled"],
     ),
-    case(Wrong("any-time"), &["signature-stale"]),
-    case(
-        Wrong("signature-after"),
+    by_hand("any-time", &["signature-stale"]),
+    by_hand(
+        "signature-after",
         &["signature-forged", "signature-missing", "signature-stale", "signature-doubled"],
     ),
-    case(Wrong("key-before-body"), &[]),
-    case(Wrong("default-id"), &["id-empty"]),
-    case(Wrong("truncated-id"), &["id-long"]),
-    case(Tutorial, &["two-at-once", "sixteen-at-once", "second-while-first-runs", "kill-in"]),
+    by_hand(
+        "key-before-body",
+        &[
+            "second-while-first-runs",
+            "failure-then-retry",
+            "signature-forged",
+            "signature-missing",
+            "signature-stale",
+            "signature-doubled",
+            "body-slow",
+            "body-broken",
+            "hang-up",
+            "kill-before",
+            "kill-in",
+        ],
+    ),
+    by_hand("default-id", &["id-empty"]),
+    by_hand("truncated-id", &["id-long"]),
+    Case(
+        Receiver::Tutorial,
+        &[
+            "two-at-once",
+            "sixteen-at-once",
+            "second-while-first-runs",
+            "failure-then-retry",
+            "id-empty",
+            "hang-up",
+            "kill-in",
+        ],
+    ),
 ];
+
+impl Receiver {
+    pub(crate) fn name(self) -> String {
+        match self {
+            Self::Ours { store, ledger, inbox } => {
+                let inbox = if inbox { ", inbox" } else { "" };
+                format!("{store}, {}{inbox}", ledger.replace('-', " "))
+            }
+            Self::ByHand(design) => design.to_owned(),
+            Self::Tutorial => "tutorial.py".to_owned(),
+        }
+    }
+
+    /// The trials that say nothing about this receiver.
+    pub(crate) fn untold(self) -> &'static [&'static str] {
+        match self {
+            // GitHub signs no time.
+            Self::Tutorial => &["an-hour-later", "signature-stale"],
+            // The samples of Standard Webhooks are signed with an ASCII id only.
+            _ => &["an-hour-later", "id-odd"],
+        }
+    }
+
+    /// Runs the judge on the receiver.
+    pub(crate) async fn judge(self) -> Verdicts {
+        let dir = tempfile::tempdir().unwrap();
+        let place = Place::new(self, dir.path());
+        let file = |name: &str, text: String| {
+            let path = dir.path().join(name);
+            std::fs::write(&path, text).unwrap();
+            path
+        };
+        let delivery = |query: &str| {
+            let path = place.path;
+            let body = format!(r#"{{"of":"{query}"}}"#);
+            format!("POST {path}?{query} HTTP/1.1\ncontent-type: application/json\n\n{body}")
+        };
+        let log = file("log", String::new());
+        let mut judge = Command::new(env!("CARGO_BIN_EXE_tower-dedup-judge"));
+        judge.arg(format!("http://{}{}", place.address, place.path)).arg("--json");
+        judge.args(["--sender", place.sender, "--secret-env", "JUDGE_SECRET"]);
+        judge.args(&place.count).args(["--start", &place.start]).arg("--log").arg(&log);
+        judge.arg("--slow").arg(file("slow", delivery("delay_ms=700&delay_after_ms=500")));
+        judge.arg("--failing").arg(file("failing", delivery("fail_runs=1")));
+        judge.args(["--patience", place.patience]);
+        for name in ["JUDGE_SECRET", "WEBHOOK_SECRET", "WEBHOOK_SECRET_STANDARD_WEBHOOKS"] {
+            judge.env(name, SECRET);
+        }
+        let judge = judge.env_remove("RUST_LOG").stdin(Stdio::null()).kill_on_drop(true);
+        let output = judge.output().await.unwrap();
+        let verdicts = Verdicts::read(&output.stdout);
+        let code = i32::from(verdicts.are("fail").next().is_some());
+        if output.status.code() != Some(code) {
+            let said = String::from_utf8_lossy(&output.stderr);
+            let log = std::fs::read_to_string(log).unwrap();
+            panic!("{}: {}\n{said}\n{log}", self.name(), output.status);
+        }
+        verdicts
+    }
+}
+
+/// Where a receiver runs, and what the judge is told of it.
+struct Place {
+    address: String,
+    path: &'static str,
+    sender: &'static str,
+    /// The command of `--start`.
+    start: String,
+    count: [String; 2],
+    patience: &'static str,
+    /// Removed in the end.
+    _schema: Option<Schema>,
+}
+
+impl Place {
+    fn new(receiver: Receiver, dir: &Path) -> Self {
+        let address = format!("127.0.0.1:{}", free_port());
+        let dir = dir.to_str().unwrap();
+        let schema =
+            matches!(receiver, Receiver::Ours { store: "Postgres", .. }).then(Schema::fresh);
+        let by_url = ["--count-url".to_owned(), format!("http://{address}/effects")];
+        let (sender, path, start, count) = match receiver {
+            Receiver::Ours { store, ledger, inbox } => {
+                let sqlite = format!("sqlite://{dir}/dedup.db");
+                let (url, count) = match (store, &schema) {
+                    // It counts without the receiver, which the judge stops to find the moment after the effect.
+                    ("Postgres", Some(schema)) => {
+                        let from = format!("FROM {}.effects GROUP BY id", schema.name());
+                        let url = schema.database_url();
+                        let count = format!("psql -AtXc 'SELECT id, count(*) {from}' '{url}'");
+                        (schema.url(), ["--count".to_owned(), count])
+                    }
+                    ("SQLite", _) => (sqlite.clone(), by_url),
+                    ("Redis", _) => (with_prefix(shared(), &fresh_prefix()), by_url),
+                    _ => ("memory:".to_owned(), by_url),
+                };
+                let mut start = format!("exec {}", example("receiver"));
+                start += &format!(" --store '{url}' --ledger {ledger} --lease-seconds 2");
+                if matches!(store, "memory" | "Redis") {
+                    start += &format!(" --effects '{sqlite}'");
+                }
+                if inbox {
+                    start += &format!(" --inbox 'sqlite://{dir}/inbox.db'");
+                }
+                ("standard-webhooks", "/webhooks/standard-webhooks", start, count)
+            }
+            Receiver::ByHand(design) => {
+                let start = format!("exec {} {design} --database '{dir}/e.db'", example("wrong"));
+                ("standard-webhooks", "/webhook", start, by_url)
+            }
+            Receiver::Tutorial => {
+                let file = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/receivers/tutorial.py");
+                let start = format!("exec python3 '{file}' --database '{dir}/events.db'");
+                ("github", "/webhook", start, by_url)
+            }
+        };
+        let start = format!("{start} --listen {address}");
+        // Without a lease, what has no effect soon has none.
+        let is_ours = matches!(receiver, Receiver::Ours { .. });
+        let patience = if is_ours { "10s" } else { "3s" };
+        Self { address, path, sender, start, count, patience, _schema: schema }
+    }
+}
 
 /// Returns the program of an example, in quotes for a shell.
 fn example(name: &str) -> String {
@@ -100,79 +274,4 @@ fn example(name: &str) -> String {
     let path = test.ancestors().nth(2).unwrap().join("examples").join(name);
     assert!(path.exists(), "{} is missing: cargo build --examples --profile test", path.display());
     format!("'{}'", path.display())
-}
-
-impl Case {
-    pub(crate) fn name(&self) -> String {
-        match self.receiver {
-            Wrong(design) => design.to_owned(),
-            Tutorial => "tutorial.py".to_owned(),
-            Ours { store, ledger } => format!("{store} {ledger}"),
-        }
-    }
-
-    pub(crate) async fn judge(&self) -> Verdicts {
-        let dir = tempfile::tempdir().unwrap();
-        let file = |name: &str, text: &str| -> PathBuf {
-            let path = dir.path().join(name);
-            std::fs::write(&path, text).unwrap();
-            path
-        };
-        let database = dir.path().join("events.db");
-        let address = format!("127.0.0.1:{}", free_port());
-        let schema = matches!(self.receiver, Ours { store: "postgres", .. }).then(Schema::fresh);
-        let (sender, path, start) = match self.receiver {
-            Wrong(design) => {
-                let start = format!(
-                    "exec {} {design} --listen {address} --database '{}'",
-                    example("wrong"),
-                    database.display()
-                );
-                ("standard-webhooks", "/webhook", start)
-            }
-            Tutorial => {
-                let program = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/receivers/tutorial.py");
-                let database = database.display();
-                let start =
-                    format!("exec python3 '{program}' --listen {address} --database '{database}'");
-                ("github", "/webhook", start)
-            }
-            Ours { store, ledger } => {
-                let sqlite = sqlite_url(dir.path());
-                let url = match store {
-                    "memory" => "memory:".to_owned(),
-                    "sqlite" => sqlite.clone(),
-                    "postgres" => schema.as_ref().unwrap().url(),
-                    _ => with_prefix(shared(), &fresh_prefix()),
-                };
-                let mut start = format!("exec {} --listen {address}", example("receiver"));
-                start += &format!(" --store '{url}' --ledger {ledger} --lease-seconds 2");
-                if matches!(store, "memory" | "redis") {
-                    start += &format!(" --effects '{sqlite}'");
-                }
-                ("standard-webhooks", "/webhooks/standard-webhooks", start)
-            }
-        };
-        let request = |query: &str| {
-            format!("POST {path}?{query} HTTP/1.1\ncontent-type: application/json\n\n{{\"n\":1}}")
-        };
-        let mut judge = Command::new(env!("CARGO_BIN_EXE_tower-dedup-judge"));
-        judge.arg(format!("http://{address}{path}")).args(["--sender", sender, "--json"]);
-        judge.args(["--secret-env", "JUDGE_SECRET", "--patience", "10s"]);
-        judge.args(["--count-url", &format!("http://{address}/effects")]).args(["--start", &start]);
-        judge.arg("--slow").arg(file("slow", &request("delay_ms=700&delay_after_ms=500")));
-        judge.arg("--failing").arg(file("failing", &request("fail_runs=1")));
-        judge.arg("--log").arg(dir.path().join("log"));
-        for name in ["JUDGE_SECRET", "WEBHOOK_SECRET", "WEBHOOK_SECRET_STANDARD_WEBHOOKS"] {
-            judge.env(name, SECRET);
-        }
-        let judge = judge.env_remove("RUST_LOG").stdin(Stdio::null()).kill_on_drop(true);
-        let output = judge.output().await.unwrap();
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        let log = std::fs::read_to_string(dir.path().join("log")).unwrap_or_default();
-        let verdicts = Verdicts::read(&output.stdout);
-        let code = if verdicts.failed().next().is_some() { 1 } else { 0 };
-        assert_eq!(output.status.code(), Some(code), "{}: {said}\n{log}", self.name());
-        verdicts
-    }
 }

@@ -1,41 +1,45 @@
 //! [`Verdicts`] of the judge on one receiver, and the table of all.
 
-use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use serde_json::Value;
 
-use crate::receivers::Case;
+use crate::receivers::CASES;
 
-/// The verdict and the evidence of each trial.
+/// The lines of `--json`, in the order of the trials.
 #[derive(Debug)]
-pub(crate) struct Verdicts(pub(crate) BTreeMap<String, (String, String)>);
+pub(crate) struct Verdicts(Vec<Value>);
 
 impl Verdicts {
-    /// Reads the lines of `--json`.
     pub(crate) fn read(output: &[u8]) -> Self {
-        let lines = serde_json::Deserializer::from_slice(output).into_iter::<Value>();
-        let text = |value: &Value| value.as_str().unwrap().to_owned();
-        let trial = |line: serde_json::Result<Value>| {
-            let line = line.unwrap();
-            let evidence = format!("{} ({} s)", text(&line["evidence"]), line["seconds"]);
-            (text(&line["trial"]), (text(&line["verdict"]), evidence))
-        };
-        Self(lines.map(trial).collect())
+        let lines = serde_json::Deserializer::from_slice(output).into_iter();
+        Self(lines.collect::<Result<_, _>>().unwrap())
     }
 
-    pub(crate) fn failed(&self) -> impl Iterator<Item = &str> {
-        let failed = self.0.iter().filter(|(_, (verdict, _))| verdict == "fail");
-        failed.map(|(trial, _)| &**trial)
+    /// Returns the trials with this verdict.
+    pub(crate) fn are(&self, verdict: &str) -> impl Iterator<Item = &str> {
+        let lines = self.0.iter().filter(move |line| line["verdict"] == verdict);
+        lines.filter_map(|line| line["trial"].as_str())
+    }
+
+    /// Returns the verdict of this trial, and why.
+    pub(crate) fn evidence(&self, trial: &str) -> String {
+        match self.0.iter().find(|line| line["trial"] == trial) {
+            Some(line) => {
+                format!("{}: {} ({} s)", line["verdict"], line["evidence"], line["seconds"])
+            }
+            None => "there is no such trial".to_owned(),
+        }
     }
 }
 
-pub(crate) fn written(judged: &[(&Case, Verdicts)]) -> String {
+pub(crate) fn written(judged: &[Verdicts]) -> String {
     let mut table = String::new();
-    for (case, verdicts) in judged {
-        writeln!(table, "{}", case.name()).unwrap();
-        for (trial, (verdict, evidence)) in &verdicts.0 {
-            writeln!(table, "    {trial:<24} {verdict:<8} {evidence}").unwrap();
+    for (case, verdicts) in CASES.iter().zip(judged) {
+        writeln!(table, "{}", case.0.name()).unwrap();
+        for line in &verdicts.0 {
+            let trial = line["trial"].as_str().unwrap();
+            writeln!(table, "    {trial:<24} {}", verdicts.evidence(trial)).unwrap();
         }
     }
     table
