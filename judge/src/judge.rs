@@ -176,6 +176,8 @@ impl Judge {
             (wrong.count(), counts.iter().copied().max().unwrap_or_default())
         };
         let all = ids.len();
+        // A trial reports what it sees: `late-effects` is about the other events.
+        self.settled.borrow_mut().retain(|id| !ids.contains(id));
         let deadline = Instant::now() + bound;
         while let Some(counts) = self.counts().await? {
             let (missing, _) = many(&counts, |count| count == 0);

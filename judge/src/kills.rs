@@ -95,7 +95,9 @@ pub(crate) async fn within(judge: &Judge) -> Shown {
         let id = judge.id();
         judge.retry(slow, &id, judge.patience).await?;
         let took = begun.elapsed();
-        let moments = [RUNS.min(took / 2), took.saturating_sub(Duration::from_millis(20))];
+        // Early and late: before and after the effect.
+        let late = [took * 3 / 4, took.saturating_sub(Duration::from_millis(20))];
+        let moments = [RUNS.min(took / 2)].into_iter().chain(late);
         rounds.extend(moments.map(|moment| (slow, Moment::After(moment))));
     }
     let (mut events, mut met) = (Vec::new(), Vec::new());

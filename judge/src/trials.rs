@@ -493,12 +493,15 @@ async fn hang_up(judge: &Judge) -> Shown {
     }
     judge.retry_all(&ids, judge.patience).await?;
     if let Some(slow) = &judge.slow {
-        let id = judge.id();
-        let whole = wire::whole(&judge.target, &judge.signed(slow.with(&id))?);
-        let steps = vec![Step::Write(whole), Step::Pause(RUNS), Step::HangUp];
-        wire::exchange(&judge.target, steps).await;
-        judge.retry(slow, &id, judge.patience).await?;
-        ids.push(id);
+        // Early and late: the effect may come first, or the rest of the work.
+        for pause in [RUNS, 3 * RUNS] {
+            let id = judge.id();
+            let whole = wire::whole(&judge.target, &judge.signed(slow.with(&id))?);
+            let steps = vec![Step::Write(whole), Step::Pause(pause), Step::HangUp];
+            wire::exchange(&judge.target, steps).await;
+            judge.retry(slow, &id, judge.patience).await?;
+            ids.push(id);
+        }
     }
     judge.one_effect(&ids, judge.patience).await?;
     judge.with_effects(format!("{} hang-ups, each retry is answered 2xx in the end", ids.len()))
