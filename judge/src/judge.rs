@@ -224,9 +224,7 @@ impl Judge {
         let evidence = evidence.into();
         match self.counter {
             Some(_) => Ok(evidence),
-            None => unknown(format!(
-                "{evidence}; the effects are not seen: give --count or --count-url"
-            )),
+            None => unknown(format!("{evidence}; effects not seen: give --count")),
         }
     }
 

@@ -1,5 +1,6 @@
 //! The trials that kill the receiver with `kill -9`, and start it again.
 
+use std::pin::pin;
 use std::time::Duration;
 
 use futures_util::future::join_all;
@@ -50,6 +51,21 @@ pub(crate) async fn before(judge: &Judge) -> Shown {
     let retries = judge.retry(&judge.template, &id, judge.patience).await?;
     judge.one_effect(&[id], judge.patience).await?;
     judge.with_effects(format!("after the kill, answered {}", retries.text()))
+}
+
+/// Sends a slow event twice, and kills the receiver while the first delivery runs and the second is answered.
+pub(crate) async fn while_it_runs(judge: &Judge, slow: &Template, id: &str) -> Result<(), Stop> {
+    let mut receiver = receiver(judge).await?;
+    let request = judge.signed(slow.with(id))?;
+    let second = async {
+        sleep(RUNS).await;
+        judge.send(&request).await
+    };
+    tokio::select! {
+        _ = judge.send(&request) => {}
+        _ = second => {}
+    }
+    restart(judge, &mut receiver).await
 }
 
 /// When the receiver is killed, from the end of the request on.
@@ -120,7 +136,7 @@ async fn killed(
     let request = judge.signed(template.with(id))?;
     let (sent, is_sent) = oneshot::channel();
     let steps = vec![Step::Write(wire::whole(&judge.target, &request)), Step::Tell(sent)];
-    let mut exchange = std::pin::pin!(wire::exchange(&judge.target, steps));
+    let mut exchange = pin!(wire::exchange(&judge.target, steps));
     let mut met = Met::BeforeAnswer;
     let reach = async {
         let _ = is_sent.await;

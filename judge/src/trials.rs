@@ -9,7 +9,7 @@ use http::{HeaderMap, HeaderName, Request};
 use tokio::sync::Barrier;
 use tokio::time::{Instant, sleep};
 
-use crate::delivery::{Place, changed, with_member};
+use crate::delivery::{Place, Template, changed, with_member};
 use crate::judge::{Judge, Shown, Stop, fail, unknown};
 use crate::kills;
 use crate::wire::{self, Answer, Step};
@@ -131,7 +131,17 @@ async fn second_while_first_runs(judge: &Judge) -> Shown {
         return unknown(format!("{told}: --slow FILE needs an event that takes at least a second"));
     }
     if second.is_success() && second_took < first_took && effects == 0 {
-        return fail(format!("{told}, while the first may still fail"));
+        // A receiver that has stored the event, and runs it again by itself, may answer so.
+        let told = format!("{told}, while the first may still fail");
+        return match kept(judge, slow).await? {
+            Some(true) => {
+                Ok(format!("{told}; without the sender, an event that failed runs again"))
+            }
+            Some(false) => fail(format!("{told}; an event that fails then is lost")),
+            None => unknown(format!(
+                "{told}; whether an event that fails runs again without the sender, --start shows"
+            )),
+        };
     }
     if !first.is_success() {
         judge.retry(slow, &id, judge.patience).await?;
@@ -141,6 +151,26 @@ async fn second_while_first_runs(judge: &Judge) -> Shown {
     }
     judge.one_effect(&[id], judge.patience).await?;
     Ok(told)
+}
+
+/// Returns whether an event whose first run fails has its effect without a repetition; `None` if that is not seen.
+async fn kept(judge: &Judge, slow: &Template) -> Result<Option<bool>, Stop> {
+    let id = judge.id();
+    if judge.counter.is_none() {
+        return Ok(None);
+    }
+    if judge.receiver.is_some() {
+        kills::while_it_runs(judge, slow, &id).await?;
+    } else if let Some(failing) = &judge.failing {
+        judge.send(&judge.signed(failing.with(&id))?).await;
+    } else {
+        return Ok(None);
+    }
+    match judge.one_effect(&[id], judge.patience).await {
+        Ok(()) => Ok(Some(true)),
+        Err(Stop::Fail(_)) => Ok(Some(false)),
+        Err(stop) => Err(stop),
+    }
 }
 
 async fn failure_then_retry(judge: &Judge) -> Shown {
