@@ -30,6 +30,12 @@ async fn each_receiver_fails_what_it_must_and_nothing_else() {
             }
         }
     }
-    println!("{}", table::written(&judged));
+    let tables = table::tables(&judged);
+    println!("{}\n{}", table::evidence(&judged), tables.join("\n"));
     assert!(wrong.is_empty(), "other verdicts than expected:\n{wrong}");
+    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/judge.md");
+    let page = std::fs::read_to_string(page).unwrap();
+    for table in tables {
+        assert!(page.contains(&table), "docs/judge.md has another table than:\n{table}");
+    }
 }

@@ -262,8 +262,8 @@ impl Place {
         };
         let start = format!("{start} --listen {address}");
         // Without a lease, what has no effect soon has none.
-        let is_ours = matches!(receiver, Receiver::Ours { .. });
-        let patience = if is_ours { "10s" } else { "3s" };
+        let has_lease = matches!(receiver, Receiver::Ours { ledger, .. } if ledger != "on-arrival");
+        let patience = if has_lease { "10s" } else { "3s" };
         Self { address, path, sender, start, count, patience, _schema: schema }
     }
 }
