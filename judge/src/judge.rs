@@ -63,24 +63,13 @@ pub(crate) struct Judge {
     pub(crate) settled: RefCell<Vec<String>>,
 }
 
-/// The answers to one event.
-#[derive(Debug)]
-pub(crate) struct Answers {
-    pub(crate) texts: Vec<String>,
-    /// The last is a 2xx.
-    pub(crate) is_done: bool,
-}
-
-impl Answers {
-    /// Returns each answer once in a row, with its number.
-    pub(crate) fn text(&self) -> String {
-        let rows = self.texts.chunk_by(|one, other| one == other);
-        let row = |row: &[String]| match row.len() {
-            1 => row[0].clone(),
-            more => format!("{} (×{more})", row[0]),
-        };
-        rows.map(row).collect::<Vec<_>>().join(", ")
-    }
+/// Returns each text once, with the number of its repetitions.
+pub(crate) fn in_rows(texts: &[String]) -> String {
+    let row = |row: &[String]| match row.len() {
+        1 => row[0].clone(),
+        more => format!("{} (×{more})", row[0]),
+    };
+    texts.chunk_by(|one, other| one == other).map(row).collect::<Vec<_>>().join(", ")
 }
 
 impl Judge {
@@ -105,21 +94,22 @@ impl Judge {
         }
     }
 
-    pub(crate) fn steps(&self, request: &Request<Bytes>) -> Vec<Step> {
-        vec![Step::Write(wire::whole(&self.target, request))]
-    }
-
     pub(crate) async fn send(&self, request: &Request<Bytes>) -> Answer {
-        wire::exchange(&self.target, self.steps(request)).await
+        self.exchange([Step::Write(wire::whole(&self.target, request))]).await
     }
 
-    /// Sends an event until a 2xx as senders do: after pauses that double, each time signed anew.
+    pub(crate) async fn exchange(&self, steps: impl IntoIterator<Item = Step>) -> Answer {
+        wire::exchange(&self.target, steps.into_iter().collect()).await
+    }
+
+    /// Sends an event until a 2xx as senders do: after pauses that double, each time signed anew. Returns the answers, and
+    /// whether the last is a 2xx.
     pub(crate) async fn attempts(
         &self,
         template: &Template,
         id: &str,
         bound: Duration,
-    ) -> Result<Answers, Stop> {
+    ) -> Result<(Vec<String>, bool), Stop> {
         let deadline = Instant::now() + bound;
         let (mut texts, mut pause) = (Vec::new(), FIRST_PAUSE);
         loop {
@@ -127,7 +117,7 @@ impl Judge {
             texts.push(answer.to_string());
             let is_done = answer.is_success();
             if is_done || Instant::now() + pause > deadline {
-                return Ok(Answers { texts, is_done });
+                return Ok((texts, is_done));
             }
             sleep(pause).await;
             pause = (2 * pause).min(LONGEST_PAUSE);
@@ -135,24 +125,32 @@ impl Judge {
     }
 
     /// As [`attempts`](Self::attempts). Fails without a 2xx.
-    pub(crate) async fn retry(
-        &self,
-        template: &Template,
-        id: &str,
-        bound: Duration,
-    ) -> Result<Answers, Stop> {
-        let answers = self.attempts(template, id, bound).await?;
-        if answers.is_done {
-            return Ok(answers);
+    pub(crate) async fn retry(&self, template: &Template, id: &str, bound: Duration) -> Shown {
+        let (texts, is_done) = self.attempts(template, id, bound).await?;
+        let told = in_rows(&texts);
+        if is_done {
+            return Ok(told);
         }
-        let (text, bound) = (answers.text(), bound.as_secs_f64());
-        fail(format!("no repetition is answered 2xx within {bound} s: {text}"))
+        fail(format!("no repetition is answered 2xx within {} s: {told}", bound.as_secs_f64()))
     }
 
-    /// As [`retry`](Self::retry), of ordinary events at the same time.
-    pub(crate) async fn retry_all(&self, ids: &[String], bound: Duration) -> Result<(), Stop> {
-        let all = ids.iter().map(|id| self.retry(&self.template, id, bound));
-        join_all(all).await.into_iter().try_for_each(|answers| answers.map(drop))
+    /// Sends an ordinary event until a 2xx, and sees its effect. Returns the answers.
+    pub(crate) async fn handled(&self, id: &str, bound: Duration) -> Shown {
+        let answers = self.retry(&self.template, id, bound).await?;
+        self.one_effect(&[id.to_owned()], bound).await?;
+        Ok(answers)
+    }
+
+    /// As [`handled`](Self::handled), of several events at the same time.
+    pub(crate) async fn all_handled(
+        &self,
+        events: &[(&Template, String)],
+        bound: Duration,
+    ) -> Result<(), Stop> {
+        let all = events.iter().map(|(template, id)| self.retry(template, id, bound));
+        join_all(all).await.into_iter().try_for_each(|answers| answers.map(drop))?;
+        let ids: Vec<_> = events.iter().map(|(_, id)| id.clone()).collect();
+        self.one_effect(&ids, bound).await
     }
 
     /// Returns the counts, or `None` if there is no counter. A receiver that has just started may need a moment.
@@ -215,12 +213,5 @@ impl Judge {
             Some(_) => Ok(evidence),
             None => unknown(format!("{evidence}; effects not seen: give --count")),
         }
-    }
-
-    /// Sees that an ordinary event is handled: before all trials, and after requests that may break a receiver.
-    pub(crate) async fn ordinary(&self, bound: Duration) -> Result<(), Stop> {
-        let id = self.id();
-        self.retry(&self.template, &id, bound).await?;
-        self.one_effect(&[id], bound).await
     }
 }

@@ -1,15 +1,13 @@
 //! The trials that kill the receiver with `kill -9`, and start it again.
 
-use std::pin::pin;
 use std::time::Duration;
 
-use futures_util::future::join_all;
 use tokio::sync::{MutexGuard, oneshot};
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::delivery::Template;
 use crate::effects::Counter;
-use crate::judge::{Judge, Shown, Stop, fail, unknown};
+use crate::judge::{Judge, Shown, Stop, unknown};
 use crate::process::{Receiver, Signal};
 use crate::trials::{RUNS, half};
 use crate::wire::{self, Answer, Step};
@@ -35,22 +33,12 @@ pub(crate) async fn before(judge: &Judge) -> Shown {
     let mut receiver = receiver(judge).await?;
     let id = judge.id();
     let half = half(judge, &judge.event(&id)?);
-    let (sent, is_sent) = oneshot::channel();
-    let hang = Step::Pause(wire::ANSWER);
-    let steps = vec![Step::Write(half), Step::Tell(sent), hang];
-    let kill = async {
-        let _ = is_sent.await;
-        sleep(RUNS / 3).await;
-        restart(judge, &mut receiver).await
-    };
-    tokio::select! {
-        killed = kill => killed?,
-        // The receiver may close the connection before it is killed.
-        _ = async { wire::exchange(&judge.target, steps).await; std::future::pending::<()>().await } => {}
-    }
-    let retries = judge.retry(&judge.template, &id, judge.patience).await?;
-    judge.one_effect(&[id], judge.patience).await?;
-    judge.with_effects(format!("after the kill, answered {}", retries.text()))
+    // The connection is open when the receiver dies.
+    let open = judge.exchange([Step::Write(half), Step::Pause(wire::ANSWER)]);
+    let _ = timeout(RUNS, open).await;
+    restart(judge, &mut receiver).await?;
+    let told = judge.handled(&id, judge.patience).await?;
+    judge.with_effects(format!("after the kill, answered {told}"))
 }
 
 /// Sends a slow event twice, and kills the receiver while the first delivery runs and the second is answered.
@@ -113,13 +101,8 @@ pub(crate) async fn within(judge: &Judge) -> Shown {
     drop(receiver);
     // A sender repeats none that was answered 2xx.
     judge.one_effect(&answered, judge.patience).await?;
-    let retries = events.iter().map(|(template, id)| judge.retry(template, id, judge.patience));
-    for answers in join_all(retries).await {
-        answers?;
-    }
-    let ids: Vec<_> = events.into_iter().map(|(_, id)| id).collect();
-    judge.one_effect(&ids, judge.patience).await?;
-    match ids.len() - answered.len() {
+    judge.all_handled(&events, judge.patience).await?;
+    match events.len() - answered.len() {
         0 => unknown("all events were answered before the kill: give --slow FILE"),
         kills => judge.with_effects(format!(
             "{kills} kills before the answer, {seen} of them after the effect; each retry is answered 2xx in the end"
@@ -137,8 +120,7 @@ async fn killed(
 ) -> Result<Met, Stop> {
     let request = judge.signed(template.with(id))?;
     let (sent, is_sent) = oneshot::channel();
-    let steps = vec![Step::Write(wire::whole(&judge.target, &request)), Step::Tell(sent)];
-    let mut exchange = pin!(wire::exchange(&judge.target, steps));
+    let steps = [Step::Write(wire::whole(&judge.target, &request)), Step::Tell(sent)];
     let mut met = Met::BeforeAnswer;
     let reach = async {
         let _ = is_sent.await;
@@ -152,7 +134,7 @@ async fn killed(
         }
     };
     let answer = tokio::select! {
-        answer = &mut exchange => Some(answer),
+        answer = judge.exchange(steps) => Some(answer),
         () = reach => None,
     };
     if answer.as_ref().is_some_and(Answer::is_success) {
@@ -186,18 +168,15 @@ async fn at_effect(judge: &Judge, receiver: &Receiver, id: &str) -> bool {
 
 pub(crate) async fn after(judge: &Judge) -> Shown {
     let mut receiver = receiver(judge).await?;
-    let mut ids = Vec::new();
+    let (mut ids, mut events) = (Vec::new(), Vec::new());
     for _ in 0..3 {
         let id = judge.id();
         judge.retry(&judge.template, &id, judge.patience).await?;
         restart(judge, &mut receiver).await?;
-        ids.push(id);
+        ids.push(id.clone());
+        events.push((&judge.template, id));
     }
-    match judge.one_effect(&ids, judge.patience).await {
-        Err(Stop::Fail(why)) => return fail(format!("before a repetition, {why}")),
-        shown => shown?,
-    }
-    judge.retry_all(&ids, judge.patience).await?;
-    judge.one_effect(&ids, judge.settles()).await?;
+    judge.one_effect(&ids, judge.patience).await?;
+    judge.all_handled(&events, judge.patience).await?;
     judge.with_effects("3 kills after the answer, each repetition is answered 2xx")
 }

@@ -86,15 +86,16 @@ async fn run(options: &Options) -> Result<bool, String> {
         }
         receiver.lock().await.start(&judge.target).await?;
     }
-    let first = timeout_at(deadline, judge.ordinary(FIRST.min(options.timeout))).await;
+    let first = timeout_at(deadline, judge.handled(&judge.id(), FIRST)).await;
     match first {
         Err(_) => return Err("the first event is not answered within --timeout".to_owned()),
         Ok(Err(Stop::Fail(why) | Stop::Unknown(why))) => {
             return Err(format!(
-                "the receiver cannot be judged, because an ordinary event is not handled: {why}"
+                "the receiver cannot be judged, because an ordinary event is not handled: {why} \
+                 (see --sender, --id, --secret-env and --count)"
             ));
         }
-        Ok(Ok(())) => {}
+        Ok(Ok(_)) => {}
     }
     let mut is_right = true;
     for trial in TRIALS {

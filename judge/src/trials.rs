@@ -10,7 +10,7 @@ use tokio::sync::Barrier;
 use tokio::time::{Instant, sleep};
 
 use crate::delivery::{Place, Template, changed, with_member};
-use crate::judge::{Judge, Shown, Stop, fail, unknown};
+use crate::judge::{Judge, Shown, Stop, fail, in_rows, unknown};
 use crate::kills;
 use crate::wire::{self, Answer, Step};
 
@@ -26,9 +26,9 @@ pub(crate) async fn run(judge: &Judge, name: &str) -> Shown {
         "sixteen-at-once" => at_once(judge, 16, 4).await,
         "second-while-first-runs" => second_while_first_runs(judge).await,
         "failure-then-retry" => failure_then_retry(judge).await,
-        "signature-forged" => signature_forged(judge).await,
-        "signature-missing" => signature_missing(judge).await,
-        "signature-stale" => signature_stale(judge).await,
+        "signature-forged" | "signature-missing" | "signature-stale" => {
+            signature_wrong(judge, name).await
+        }
         "signature-doubled" => signature_doubled(judge).await,
         "other-body-same-id" => other_body_same_id(judge).await,
         "id-empty" => id_empty(judge).await,
@@ -50,20 +50,9 @@ pub(crate) async fn run(judge: &Judge, name: &str) -> Shown {
 
 async fn first_and_second(judge: &Judge) -> Shown {
     let id = judge.id();
-    let first = judge.retry(&judge.template, &id, judge.patience).await?;
-    judge.one_effect(&[id.clone()], judge.patience).await?;
-    let second = repeated(judge, &id).await?;
-    judge.one_effect(&[id], judge.settles()).await?;
-    judge.with_effects(format!("answered {}; {}", first.text(), second))
-}
-
-/// Repeats an event that was answered 2xx. A receiver that refuses it for long is asked again without an end.
-async fn repeated(judge: &Judge, id: &str) -> Result<String, Stop> {
-    match judge.retry(&judge.template, id, judge.settles()).await {
-        Ok(answers) => Ok(answers.text()),
-        Err(Stop::Fail(why)) => fail(format!("of an event that was answered 2xx, {why}")),
-        Err(stop) => Err(stop),
-    }
+    let first = judge.handled(&id, judge.patience).await?;
+    let second = judge.handled(&id, judge.settles()).await?;
+    judge.with_effects(format!("answered {first}; {second}"))
 }
 
 async fn at_once(judge: &Judge, copies: usize, rounds: usize) -> Shown {
@@ -77,7 +66,7 @@ async fn at_once(judge: &Judge, copies: usize, rounds: usize) -> Shown {
             judge.retry(&judge.template, &id, judge.patience).await?;
         }
         if successes < copies {
-            repeated(judge, &id).await?;
+            judge.retry(&judge.template, &id, judge.settles()).await?;
         }
         ids.push(id);
     }
@@ -94,8 +83,7 @@ async fn copies_at_once(judge: &Judge, id: &str, copies: usize) -> Result<Vec<An
     let barrier = Arc::new(Barrier::new(copies));
     let copy = |_| {
         let meet = Step::Meet(Arc::clone(&barrier));
-        let steps = vec![Step::Write(most.clone()), meet, Step::Write(last.clone())];
-        wire::exchange(&judge.target, steps)
+        judge.exchange([Step::Write(most.clone()), meet, Step::Write(last.clone())])
     };
     Ok(join_all((0..copies).map(copy)).await)
 }
@@ -187,16 +175,14 @@ async fn failure_then_retry(judge: &Judge) -> Shown {
         judge.one_effect(&[id], judge.patience).await?;
         return Ok(format!("answered {first} before the effect, which came without a retry"));
     }
-    let retries = judge.attempts(failing, &id, judge.patience).await?;
-    let told = format!("answered {first}, then {}", retries.text());
-    if !retries.is_done {
-        let is_same = retries.texts.iter().all(|text| *text == first.to_string());
-        let told = format!("{told}, and never 2xx");
-        return match is_same {
+    let (texts, is_done) = judge.attempts(failing, &id, judge.patience).await?;
+    let told = format!("answered {first}, then {}", in_rows(&texts));
+    if !is_done {
+        return match texts.iter().all(|text| *text == first.to_string()) {
             true => {
                 unknown(format!("{told}: --failing FILE needs an event whose later runs succeed"))
             }
-            false => fail(told),
+            false => fail(format!("{told}, and never 2xx")),
         };
     }
     judge.one_effect(&[id], judge.patience).await?;
@@ -210,56 +196,37 @@ async fn refused(judge: &Judge, what: &str, id: &str, request: &Request<Bytes>) 
         return fail(format!("{what} is answered {answer}"));
     }
     judge.no_effect(id, what).await?;
-    let genuine = async {
-        judge.retry(&judge.template, id, judge.settles()).await?;
-        judge.one_effect(&[id.to_owned()], judge.settles()).await
-    };
-    match genuine.await {
-        Ok(()) => Ok(format!("{what} is answered {answer}")),
+    match judge.handled(id, judge.settles()).await {
         Err(Stop::Fail(why)) => {
             fail(format!("{what} is answered {answer}; of the genuine one after it, {why}"))
         }
-        Err(stop) => Err(stop),
+        shown => shown.map(|_| format!("{what} is answered {answer}")),
     }
 }
 
 const NO_SECRET: &str = "not run: it needs --sender and --secret-env";
 
-async fn signature_forged(judge: &Judge) -> Shown {
+async fn signature_wrong(judge: &Judge, name: &str) -> Shown {
     let Some(signer) = &judge.signer else { return unknown(NO_SECRET) };
-    let id = judge.id();
-    let forged = signer.forger().sign(judge.template.with(&id))?;
-    let mut told = refused(judge, "an event signed with another secret", &id, &forged).await?;
-    let id = judge.id();
-    let mut event = judge.event(&id)?;
-    let other = with_member(event.body(), "forged", "yes");
-    // A shared token covers no body, and Adyen's signature not all of it.
-    let again = signer.sign(event.clone().map(|_| other.clone()))?;
-    if again.headers() != event.headers() {
-        *event.body_mut() = other;
-        let what = "an event changed after it was signed";
-        told = format!("{told}; {}", refused(judge, what, &id, &event).await?);
-    }
-    judge.with_effects(told)
-}
-
-async fn signature_missing(judge: &Judge) -> Shown {
-    let Some(signer) = &judge.signer else { return unknown(NO_SECRET) };
-    let id = judge.id();
-    let unsigned = signer.unsigned(judge.template.with(&id))?;
-    let told = refused(judge, "an event without a signature", &id, &unsigned).await?;
-    judge.with_effects(told)
-}
-
-async fn signature_stale(judge: &Judge) -> Shown {
-    let Some(signer) = &judge.signer else { return unknown(NO_SECRET) };
-    let id = judge.id();
+    let [id, other_id] = [judge.id(), judge.id()];
     let event = judge.template.with(&id);
-    if !signer.signs_time(&event)? {
-        return unknown("not run: this sender signs no time");
+    let (what, request) = match name {
+        "signature-forged" => ("an event signed with another secret", signer.forger().sign(event)?),
+        "signature-missing" => ("an event without a signature", signer.unsigned(event)?),
+        _ if !signer.signs_time(&event)? => return unknown("not run: this sender signs no time"),
+        _ => ("an event signed a day ago", signer.sign_at(event, SystemTime::now() - DAY)?),
+    };
+    let mut told = refused(judge, what, &id, &request).await?;
+    if name == "signature-forged" {
+        let signed = judge.event(&other_id)?;
+        let body = with_member(signed.body(), "forged", "yes");
+        let changed = signed.clone().map(|_| body);
+        // A shared token covers no body, and Adyen's signature not all of it.
+        if signer.sign(changed.clone())?.headers() != signed.headers() {
+            let what = "an event changed after it was signed";
+            told = format!("{told}; {}", refused(judge, what, &other_id, &changed).await?);
+        }
     }
-    let stale = signer.sign_at(event, SystemTime::now() - DAY)?;
-    let told = refused(judge, "an event signed a day ago", &id, &stale).await?;
     judge.with_effects(told)
 }
 
@@ -294,8 +261,7 @@ async fn signature_doubled(judge: &Judge) -> Shown {
         let is_swapped = order.starts_with('f');
         let (first, second) = if is_swapped { (forged, valid) } else { (valid, forged) };
         let answer = judge.send(&doubled(first, second.headers(), &names)).await;
-        judge.retry(&judge.template, &id, judge.settles()).await?;
-        judge.one_effect(&[id], judge.settles()).await?;
+        judge.handled(&id, judge.settles()).await?;
         told = format!("{told}; {order}: {answer}");
     }
     judge.with_effects(told)
@@ -303,8 +269,7 @@ async fn signature_doubled(judge: &Judge) -> Shown {
 
 async fn other_body_same_id(judge: &Judge) -> Shown {
     let id = judge.id();
-    judge.retry(&judge.template, &id, judge.patience).await?;
-    judge.one_effect(&[id.clone()], judge.patience).await?;
+    judge.handled(&id, judge.patience).await?;
     let other = judge.template.with(&id);
     let body = with_member(other.body(), "judge_other", "yes");
     let answer = judge.send(&judge.signed(other.map(|_| body))?).await;
@@ -351,7 +316,7 @@ async fn unusual(judge: &Judge, events: Vec<Request<Bytes>>, is_repeatable: bool
         }
         (is_last, deadline) = (true, Instant::now());
     }
-    if let Err(Stop::Fail(why)) = judge.ordinary(judge.patience).await {
+    if let Err(Stop::Fail(why)) = judge.handled(&judge.id(), judge.patience).await {
         return fail(format!("{told}; of an ordinary event after it, {why}"));
     }
     if successes == 0 { Ok(told) } else { judge.with_effects(told) }
@@ -411,46 +376,44 @@ async fn body_slow(judge: &Judge) -> Shown {
         steps.push(Step::Pause(Duration::from_millis(500)));
         steps.push(Step::Write(Bytes::copy_from_slice(piece)));
     }
-    let answer = wire::exchange(&judge.target, steps).await;
-    then_whole(judge, id, &answer, "the slow body").await
+    let answer = judge.exchange(steps).await;
+    then_whole(judge, &id, &answer, "the slow body").await
 }
 
 async fn body_chunked(judge: &Judge) -> Shown {
     let id = judge.id();
     let chunks = wire::chunked(&judge.target, &judge.event(&id)?);
-    let steps = chunks.into_iter().chain([wire::LAST_CHUNK]).map(Step::Write).collect();
-    let answer = wire::exchange(&judge.target, steps).await;
-    then_whole(judge, id, &answer, "the chunked body").await
+    let answer =
+        judge.exchange(chunks.into_iter().chain([wire::LAST_CHUNK]).map(Step::Write)).await;
+    then_whole(judge, &id, &answer, "the chunked body").await
 }
 
 /// Sends the whole event after one whose body came in another way.
-async fn then_whole(judge: &Judge, id: String, answer: &Answer, what: &str) -> Shown {
+async fn then_whole(judge: &Judge, id: &str, answer: &Answer, what: &str) -> Shown {
     let bound = if answer.is_success() { judge.settles() } else { judge.patience };
-    let whole = judge.retry(&judge.template, &id, bound).await?;
-    judge.one_effect(&[id], judge.patience).await?;
-    judge.with_effects(format!("{what} is answered {answer}, then {}", whole.text()))
+    let whole = judge.handled(id, bound).await?;
+    judge.with_effects(format!("{what} is answered {answer}, then {whole}"))
 }
 
 async fn body_broken(judge: &Judge) -> Shown {
-    let mut ids = Vec::new();
+    let mut events = Vec::new();
     for way in 0..4 {
         let id = judge.id();
         let request = judge.event(&id)?;
         let half = Step::Write(half(judge, &request));
-        let chunks = wire::chunked(&judge.target, &request).into_iter();
-        let broken = Bytes::from_static(b"no size\r\n");
-        let steps = match way {
+        let chunks = wire::chunked(&judge.target, &request).into_iter().map(Step::Write);
+        let broken = Step::Write(Bytes::from_static(b"no size\r\n"));
+        let steps: Vec<_> = match way {
             0 => vec![half, Step::End],
             1 => vec![half, Step::Pause(RUNS / 3), Step::Reset],
-            2 => chunks.map(Step::Write).chain([Step::End]).collect(),
-            _ => chunks.take(2).chain([broken]).map(Step::Write).chain([Step::End]).collect(),
+            2 => chunks.chain([Step::End]).collect(),
+            _ => chunks.take(2).chain([broken, Step::End]).collect(),
         };
-        wire::exchange(&judge.target, steps).await;
-        ids.push(id);
+        judge.exchange(steps).await;
+        events.push((&judge.template, id));
     }
     sleep(RUNS).await;
-    judge.retry_all(&ids, judge.patience).await?;
-    judge.one_effect(&ids, judge.patience).await?;
+    judge.all_handled(&events, judge.patience).await?;
     judge.with_effects("each whole event after a broken one is answered 2xx")
 }
 
@@ -484,33 +447,24 @@ async fn order_swapped(judge: &Judge) -> Shown {
 }
 
 async fn hang_up(judge: &Judge) -> Shown {
-    let mut ids = Vec::new();
-    for moment in 0..7 {
+    let mut events = Vec::new();
+    let ordinary = [100, 100, 0, 2, 5, 20, 100].map(Duration::from_millis);
+    let ordinary = ordinary.map(|pause| (&judge.template, pause)).into_iter();
+    // Early and late: the effect may come first, or the rest of the work.
+    let slow = judge.slow.iter().flat_map(|slow| [(slow, RUNS), (slow, 3 * RUNS)]);
+    for (at, (template, pause)) in ordinary.chain(slow).enumerate() {
         let id = judge.id();
-        let request = judge.event(&id)?;
-        let (part, millis) = match moment {
-            0 => (wire::head_of(&judge.target, &request), 100),
-            1 => (half(judge, &request), 100),
-            _ => (wire::whole(&judge.target, &request), [0, 2, 5, 20, 100][moment - 2]),
+        let request = judge.signed(template.with(&id))?;
+        let part = match at {
+            0 => wire::head_of(&judge.target, &request),
+            1 => half(judge, &request),
+            _ => wire::whole(&judge.target, &request),
         };
-        let pause = Step::Pause(Duration::from_millis(millis));
-        wire::exchange(&judge.target, vec![Step::Write(part), pause, Step::HangUp]).await;
-        ids.push(id);
+        judge.exchange([Step::Write(part), Step::Pause(pause), Step::HangUp]).await;
+        events.push((template, id));
     }
-    judge.retry_all(&ids, judge.patience).await?;
-    if let Some(slow) = &judge.slow {
-        // Early and late: the effect may come first, or the rest of the work.
-        for pause in [RUNS, 3 * RUNS] {
-            let id = judge.id();
-            let whole = wire::whole(&judge.target, &judge.signed(slow.with(&id))?);
-            let steps = vec![Step::Write(whole), Step::Pause(pause), Step::HangUp];
-            wire::exchange(&judge.target, steps).await;
-            judge.retry(slow, &id, judge.patience).await?;
-            ids.push(id);
-        }
-    }
-    judge.one_effect(&ids, judge.patience).await?;
-    judge.with_effects(format!("{} hang-ups, each retry is answered 2xx in the end", ids.len()))
+    judge.all_handled(&events, judge.patience).await?;
+    judge.with_effects(format!("{} hang-ups, each retry is answered 2xx in the end", events.len()))
 }
 
 async fn late_effects(judge: &Judge) -> Shown {
