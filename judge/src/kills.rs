@@ -9,9 +9,8 @@ use tokio::time::{Instant, sleep};
 
 use crate::delivery::Template;
 use crate::effects::Counter;
-use crate::judge::{Judge, Shown, Stop, fail, unknown};
+use crate::judge::{Judge, RUNS, Shown, Stop, fail, unknown};
 use crate::process::{Receiver, Signal};
-use crate::trials::{RUNS, half};
 use crate::wire::{self, Answer, Step};
 
 /// How long the receiver runs between two looks at the effects.
@@ -34,7 +33,7 @@ async fn restart(judge: &Judge, receiver: &mut Receiver) -> Result<(), Stop> {
 pub(crate) async fn before(judge: &Judge) -> Shown {
     let mut receiver = receiver(judge).await?;
     let id = judge.id();
-    let half = half(judge, &judge.event(&id)?);
+    let half = judge.half(&judge.event(&id)?);
     let (sent, is_sent) = oneshot::channel();
     let hang = Step::Pause(wire::ANSWER);
     let steps = vec![Step::Write(half), Step::Tell(sent), hang];

@@ -10,12 +10,10 @@ use tokio::sync::Barrier;
 use tokio::time::{Instant, sleep};
 
 use crate::delivery::{Place, Template, changed, with_member};
-use crate::judge::{Judge, Shown, Stop, fail, unknown};
+use crate::judge::{Judge, RUNS, Shown, Stop, fail, unknown};
 use crate::kills;
 use crate::wire::{self, Answer, Step};
 
-/// After this time, a slow event runs.
-pub(crate) const RUNS: Duration = Duration::from_millis(300);
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Runs the trial of this name.
@@ -430,7 +428,7 @@ async fn body_broken(judge: &Judge) -> Shown {
     for way in 0..4 {
         let id = judge.id();
         let request = judge.event(&id)?;
-        let half = Step::Write(half(judge, &request));
+        let half = Step::Write(judge.half(&request));
         let chunks = wire::chunked(&judge.target, &request).into_iter();
         let broken = Bytes::from_static(b"no size\r\n");
         let steps = match way {
@@ -446,12 +444,6 @@ async fn body_broken(judge: &Judge) -> Shown {
     judge.retry_all(&ids, judge.patience).await?;
     judge.one_effect(&ids, judge.patience).await?;
     judge.with_effects("each whole event after a broken one is answered 2xx")
-}
-
-/// Returns the head and half of the body.
-pub(crate) fn half(judge: &Judge, request: &Request<Bytes>) -> Bytes {
-    let whole = wire::whole(&judge.target, request);
-    whole.slice(..whole.len() - request.body().len().div_ceil(2))
 }
 
 async fn equal_bytes(judge: &Judge) -> Shown {
@@ -484,7 +476,7 @@ async fn hang_up(judge: &Judge) -> Shown {
         let request = judge.event(&id)?;
         let (part, millis) = match moment {
             0 => (wire::head_of(&judge.target, &request), 100),
-            1 => (half(judge, &request), 100),
+            1 => (judge.half(&request), 100),
             _ => (wire::whole(&judge.target, &request), [0, 2, 5, 20, 100][moment - 2]),
         };
         let pause = Step::Pause(Duration::from_millis(millis));
