@@ -96,7 +96,7 @@ pub(crate) const TRIALS: &[Trial] = &[
     ),
     trial(
         "id-odd",
-        "two events whose ids differ in one letter that is not ASCII; in JSON, one more with U+0000",
+        "two events whose ids differ in a letter that is not ASCII, or is percent-encoded; in JSON, one with U+0000",
         "each is refused, or has one effect: neither is a duplicate of the other",
         &["lossy UTF-8 decoding", "header values are bytes", "NUL in Postgres text"],
     ),

@@ -178,41 +178,30 @@ impl Judge {
 
     /// Waits until each of these events has an effect, and then whether one gets another.
     pub(crate) async fn one_effect(&self, ids: &[String], bound: Duration) -> Result<(), Stop> {
-        let many = |counts: &Counts, is_wrong: fn(u64) -> bool| {
-            let counts: Vec<_> = ids.iter().map(|id| counts.of(id)).collect();
-            let wrong = counts.iter().filter(|count| is_wrong(**count));
-            (wrong.count(), counts.iter().copied().max().unwrap_or_default())
-        };
-        let all = ids.len();
         // A trial reports what it sees: `late-effects` is about the other events.
         self.settled.borrow_mut().retain(|id| !ids.contains(id));
-        let deadline = Instant::now() + bound;
+        let (all, deadline, mut is_last) = (ids.len(), Instant::now() + bound, ids.is_empty());
         while let Some(counts) = self.counts().await? {
-            let (missing, _) = many(&counts, |count| count == 0);
-            if missing == 0 {
-                break;
+            let counts: Vec<_> = ids.iter().map(|id| counts.of(id)).collect();
+            let without = counts.iter().filter(|count| **count == 0).count();
+            let doubled = counts.iter().filter(|count| **count > 1).count();
+            match without {
+                _ if doubled > 0 => {
+                    let most = counts.iter().max().copied().unwrap_or_default();
+                    return fail(format!("{doubled} of {all} events: {most} effects"));
+                }
+                0 if is_last => break,
+                0 => {
+                    is_last = true;
+                    sleep(LATE).await;
+                }
+                _ if Instant::now() > deadline => {
+                    return fail(format!("{without} of {all} events: answered 2xx, and no effect"));
+                }
+                _ => sleep(FIRST_PAUSE).await,
             }
-            if Instant::now() > deadline {
-                return fail(match all {
-                    1 => "0 effects: the event is lost, and the sender was told 2xx".to_owned(),
-                    _ => format!("{missing} of {all} events have 0 effects: they are lost"),
-                });
-            }
-            sleep(FIRST_PAUSE).await;
         }
-        if self.counter.is_some() {
-            sleep(LATE).await;
-        }
-        if let Some(counts) = self.counts().await? {
-            let (wrong, most) = many(&counts, |count| count != 1);
-            if wrong > 0 {
-                return fail(match all {
-                    1 => format!("{most} effects of one event"),
-                    _ => format!("{wrong} of {all} events have {most} effects"),
-                });
-            }
-            self.settled.borrow_mut().extend_from_slice(ids);
-        }
+        self.settled.borrow_mut().extend_from_slice(ids);
         Ok(())
     }
 

@@ -76,7 +76,7 @@ enum Moment {
 }
 
 /// How an event met the death of its receiver.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug)]
 enum Met {
     BeforeAnswer,
     /// The effect was seen before.
@@ -99,29 +99,31 @@ pub(crate) async fn within(judge: &Judge) -> Shown {
         let moments = [RUNS.min(took / 2)].into_iter().chain(late);
         rounds.extend(moments.map(|moment| (slow, Moment::After(moment))));
     }
-    let (mut events, mut met) = (Vec::new(), Vec::new());
+    let (mut events, mut answered, mut seen) = (Vec::new(), Vec::new(), 0);
     for (template, moment) in rounds {
         let id = judge.id();
-        met.push(killed(judge, &mut receiver, template, &id, moment).await?);
+        match killed(judge, &mut receiver, template, &id, moment).await? {
+            Met::AfterAnswer => answered.push(id.clone()),
+            Met::AfterEffect => seen += 1,
+            Met::BeforeAnswer => {}
+        }
         events.push((template, id));
     }
     drop(receiver);
+    // A sender repeats none that was answered 2xx.
+    judge.one_effect(&answered, judge.patience).await?;
     let retries = events.iter().map(|(template, id)| judge.retry(template, id, judge.patience));
     for answers in join_all(retries).await {
         answers?;
     }
     let ids: Vec<_> = events.into_iter().map(|(_, id)| id).collect();
     judge.one_effect(&ids, judge.patience).await?;
-    let count = |kind| met.iter().filter(|it| **it == kind).count();
-    let (seen, all) = (count(Met::AfterEffect), met.len());
-    let answered = count(Met::AfterAnswer);
-    if answered == all {
-        return unknown(format!("{all} events were answered before the kill: give --slow FILE"));
+    match ids.len() - answered.len() {
+        0 => unknown("all events were answered before the kill: give --slow FILE"),
+        kills => judge.with_effects(format!(
+            "{kills} kills before the answer, {seen} of them after the effect; each retry is answered 2xx in the end"
+        )),
     }
-    judge.with_effects(format!(
-        "{} kills before the answer, {seen} of them after the effect; each retry is answered 2xx in the end",
-        all - answered
-    ))
 }
 
 /// Sends an event, kills the receiver at this moment, and starts it.

@@ -387,9 +387,15 @@ async fn id_long(judge: &Judge) -> Shown {
 async fn id_odd(judge: &Judge) -> Shown {
     let id = judge.id();
     let event = |end: &str| judge.event(&format!("{id}{end}"));
-    let mut events = vec![event("'\\%;\u{e9}")?, event("'\\%;\u{e8}")?];
+    // Some schemes sign no id that is not ASCII.
+    let mut events = vec![event("'\\%41"), event("'\\A")];
+    let beyond = [event("'\\%;\u{e9}"), event("'\\%;\u{e8}")];
+    if beyond.iter().all(Result::is_ok) {
+        events = beyond.into();
+    }
+    let mut events: Vec<_> = events.into_iter().collect::<Result<_, _>>()?;
     if matches!(judge.template.place, Place::Json(_)) {
-        events.push(event("\u{0}")?);
+        events.extend(event("\u{0}").ok());
     }
     unusual(judge, events, true).await
 }
