@@ -19,6 +19,8 @@ use crate::wire::{self, Answer, Step};
 const SETTLES: Duration = Duration::from_secs(5);
 /// How long a second effect may take to show.
 const LATE: Duration = Duration::from_millis(400);
+/// After this time, a slow event runs.
+pub(crate) const RUNS: Duration = Duration::from_millis(300);
 /// The first pause between retries. Pauses double.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
@@ -92,6 +94,12 @@ impl Judge {
             Some(signer) => Ok(signer.sign(request)?),
             None => Ok(request),
         }
+    }
+
+    /// Returns the head and half of the body.
+    pub(crate) fn half(&self, request: &Request<Bytes>) -> Bytes {
+        let whole = wire::whole(&self.target, request);
+        whole.slice(..whole.len() - request.body().len().div_ceil(2))
     }
 
     pub(crate) async fn send(&self, request: &Request<Bytes>) -> Answer {

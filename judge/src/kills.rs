@@ -7,9 +7,8 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::delivery::Template;
 use crate::effects::Counter;
-use crate::judge::{Judge, Shown, Stop, unknown};
+use crate::judge::{Judge, RUNS, Shown, Stop, unknown};
 use crate::process::{Receiver, Signal};
-use crate::trials::{RUNS, half};
 use crate::wire::{self, Answer, Step};
 
 /// How long the receiver runs between two looks at the effects.
@@ -32,7 +31,7 @@ async fn restart(judge: &Judge, receiver: &mut Receiver) -> Result<(), Stop> {
 pub(crate) async fn before(judge: &Judge) -> Shown {
     let mut receiver = receiver(judge).await?;
     let id = judge.id();
-    let half = half(judge, &judge.event(&id)?);
+    let half = judge.half(&judge.event(&id)?);
     // The connection is open when the receiver dies.
     let open = judge.exchange([Step::Write(half), Step::Pause(wire::ANSWER)]);
     let _ = timeout(RUNS, open).await;

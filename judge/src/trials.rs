@@ -10,12 +10,10 @@ use tokio::sync::Barrier;
 use tokio::time::{Instant, sleep};
 
 use crate::delivery::{Place, Template, changed, with_member};
-use crate::judge::{Judge, Shown, Stop, fail, in_rows, unknown};
+use crate::judge::{Judge, RUNS, Shown, Stop, fail, in_rows, unknown};
 use crate::kills;
 use crate::wire::{self, Answer, Step};
 
-/// After this time, a slow event runs.
-pub(crate) const RUNS: Duration = Duration::from_millis(300);
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Runs the trial of this name.
@@ -400,7 +398,7 @@ async fn body_broken(judge: &Judge) -> Shown {
     for way in 0..4 {
         let id = judge.id();
         let request = judge.event(&id)?;
-        let half = Step::Write(half(judge, &request));
+        let half = Step::Write(judge.half(&request));
         let chunks = wire::chunked(&judge.target, &request).into_iter().map(Step::Write);
         let broken = Step::Write(Bytes::from_static(b"no size\r\n"));
         let steps: Vec<_> = match way {
@@ -415,12 +413,6 @@ async fn body_broken(judge: &Judge) -> Shown {
     sleep(RUNS).await;
     judge.all_handled(&events, judge.patience).await?;
     judge.with_effects("each whole event after a broken one is answered 2xx")
-}
-
-/// Returns the head and half of the body.
-pub(crate) fn half(judge: &Judge, request: &Request<Bytes>) -> Bytes {
-    let whole = wire::whole(&judge.target, request);
-    whole.slice(..whole.len() - request.body().len().div_ceil(2))
 }
 
 async fn equal_bytes(judge: &Judge) -> Shown {
@@ -457,7 +449,7 @@ async fn hang_up(judge: &Judge) -> Shown {
         let request = judge.signed(template.with(&id))?;
         let part = match at {
             0 => wire::head_of(&judge.target, &request),
-            1 => half(judge, &request),
+            1 => judge.half(&request),
             _ => wire::whole(&judge.target, &request),
         };
         judge.exchange([Step::Write(part), Step::Pause(pause), Step::HangUp]).await;
