@@ -94,14 +94,11 @@ impl Template {
 
     /// Makes a small JSON body with the id in this place.
     pub(crate) fn with_id(place: Place, path: &str) -> Result<Self, String> {
-        let mut body = json!({ "type": "judge.event" });
+        let mut body = json!({});
         if let Place::Json(pointer) = &place {
-            let mut at = &mut body;
-            for name in pointer[1..].split('/') {
-                let name = name.replace("~1", "/").replace("~0", "~");
-                at = &mut at[name];
-            }
-            *at = PROBE.into();
+            let names = pointer[1..].split('/');
+            let names = names.map(|name| name.replace("~1", "/").replace("~0", "~"));
+            *names.fold(&mut body, |at, name| &mut at[name]) = PROBE.into();
         }
         let request = Request::post(path).header(CONTENT_TYPE, "application/json");
         let request = request.body(body.to_string().into()).map_err(|error| error.to_string())?;
@@ -170,11 +167,7 @@ fn is_number(request: &Request<Bytes>, place: &Place) -> bool {
 }
 
 fn percent_encoded(text: &str) -> String {
-    let encode = |byte: &u8| match byte {
-        b'0'..=b'9' | b'a'..=b'z' | b'A'..=b'Z' | b'-' => char::from(*byte).to_string(),
-        _ => format!("%{byte:02X}"),
-    };
-    text.as_bytes().iter().map(encode).collect()
+    form_urlencoded::byte_serialize(text.as_bytes()).collect()
 }
 
 /// Returns a body with one more member in its first JSON object, or one more field of a form. The other bytes stay.
@@ -248,15 +241,12 @@ impl Signer {
 
     /// Returns a signer with another secret of the same form.
     pub(crate) fn forger(&self) -> Self {
-        let middle = self.secret.len() * 2 / 3;
-        let change = |(at, char): (usize, char)| match char {
-            _ if at != middle => char,
-            'a' => 'b',
-            '0' => '1',
-            char if char.is_ascii_digit() => '0',
-            _ => 'a',
-        };
-        let secret = self.secret.char_indices().map(change).collect();
+        // One character is another one, which is valid in hexadecimal and base64.
+        let at = self.secret.char_indices().map(|(at, _)| at).nth(self.secret.chars().count() / 2);
+        let (before, after) = self.secret.split_at(at.unwrap_or_default());
+        let mut after = after.chars();
+        let other = if matches!(after.next(), Some('a' | 'A')) { 'b' } else { 'a' };
+        let secret = format!("{before}{other}{}", after.as_str());
         Self { secret, scheme: self.scheme, public_url: self.public_url.clone() }
     }
 
@@ -285,45 +275,28 @@ pub(crate) fn changed(one: &HeaderMap, other: &HeaderMap) -> Vec<HeaderName> {
     one.keys().filter(|name| one.get(*name) != other.get(*name)).cloned().collect()
 }
 
-/// Ids that no other run has had. A later one is greater, and none is a part of another.
+/// Ids that no other run has had: UUIDs, or numbers. A later one is greater, and none is a part of another.
 #[derive(Debug)]
 pub(crate) struct Ids {
-    run: u64,
+    run: String,
+    digits: usize,
     next: AtomicU32,
-    is_number: bool,
 }
 
 impl Ids {
     pub(crate) fn new(is_number: bool) -> Self {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let run = match is_number {
-            true => now.as_secs(),
-            false => {
-                (now.as_secs() << 28)
-                    ^ u64::from(now.subsec_nanos())
-                    ^ (u64::from(process::id()) << 8)
-            }
+        let (seconds, run) = (now.as_secs(), now.subsec_micros() ^ process::id());
+        let (run, digits) = match is_number {
+            true => (seconds.to_string(), 5),
+            false => (format!("{seconds:08x}-{:04x}-4000-8000-", run & 0xffff), 12),
         };
-        Self { run, next: AtomicU32::new(1), is_number }
+        Self { run, digits, next: AtomicU32::new(1) }
     }
 
-    /// What all ids of this run begin with.
-    pub(crate) fn run(&self) -> String {
-        let run = self.run;
-        if self.is_number {
-            run.to_string()
-        } else {
-            format!("{:08x}-{:04x}", run >> 28 & 0xffff_ffff, run >> 12 & 0xffff)
-        }
-    }
-
-    /// Returns a UUID, or a number of 15 digits.
     pub(crate) fn fresh(&self) -> String {
-        let (run, next) = (self.run(), self.next.fetch_add(1, Ordering::Relaxed));
-        match self.is_number {
-            true => format!("{run}{next:05}"),
-            false => format!("{run}-4{:03x}-8000-{next:012}", self.run & 0xfff),
-        }
+        let Self { run, digits, next } = self;
+        format!("{run}{:0digits$}", next.fetch_add(1, Ordering::Relaxed))
     }
 }
 
@@ -348,6 +321,27 @@ mod tests {
             assert_eq!(text(&a).matches(&one).count(), 1, "{}: {}", preset.name(), text(&a));
             assert_eq!(text(&a).replace(&one, &other), text(&b), "{}", preset.name());
             assert!(other > one);
+        }
+    }
+
+    #[test]
+    fn forger_has_another_secret_of_the_same_form() {
+        let cases = [
+            (provider::STANDARD_WEBHOOKS, "whsec_a2tra2tra2tra2tra2tra2tra2tra2tr"),
+            (provider::ADYEN, "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA"),
+            (provider::GITHUB, "a"),
+            (provider::GITLAB, "token"),
+        ];
+        for (preset, secret) in cases {
+            let scheme = Option::from(preset).unwrap();
+            let url = "http://localhost".to_owned();
+            let signer = Signer { scheme, secret: secret.to_owned(), public_url: url };
+            let event = Template::of_preset(preset, "/").with("1");
+            let [valid, forged] = [&signer, &signer.forger()]
+                .map(|signer| signer.sign_at(event.clone(), SystemTime::UNIX_EPOCH).unwrap());
+            let is_other = changed(valid.headers(), forged.headers()).len() == 1;
+            assert!(is_other || valid.body() != forged.body(), "{}", preset.name());
+            assert_eq!(signer.unsigned(valid.clone()).unwrap().headers(), event.headers());
         }
     }
 

@@ -14,7 +14,6 @@ mod wire;
 
 use std::cell::RefCell;
 use std::fs::OpenOptions;
-use std::future::Future;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -34,6 +33,8 @@ use target::Target;
 
 /// How long the first ordinary event may take: whoever made a mistake in the options waits for it.
 const FIRST: Duration = Duration::from_secs(10);
+/// The evidence of a trial that did not end.
+const LATE: &str = "not ended: --timeout is over";
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
@@ -97,16 +98,20 @@ async fn run(options: &Options) -> Result<bool, String> {
         }
         Ok(Ok(_)) => {}
     }
-    let mut is_right = true;
+    let (mut is_right, mut is_late) = (true, false);
     for trial in TRIALS {
         if !options.only.is_empty() && !options.only.iter().any(|only| only == trial.name) {
             continue;
         }
         let finding = examine(&judge, trial, deadline).await;
         is_right &= finding.verdict != Verdict::Fail;
+        is_late |= finding.evidence == LATE;
         report::print(trial, &finding, options.json);
     }
-    Ok(is_right)
+    match is_late && is_right {
+        true => Err("--timeout is over: give more time, or fewer trials by --only".to_owned()),
+        false => Ok(is_right),
+    }
 }
 
 /// Runs one trial, and tells on stderr if it takes long.
@@ -121,20 +126,16 @@ async fn examine(judge: &Judge, trial: &Trial, deadline: Instant) -> Finding {
         }
     };
     let shown = tokio::select! {
-        shown = timeout_at(deadline, large(trials::run(judge, trial.name))) => shown,
+        shown = timeout_at(deadline, Box::pin(trials::run(judge, trial.name))) => shown,
         () = progress => unreachable!("it never ends"),
     };
     let (verdict, evidence) = match shown {
         Ok(Ok(evidence)) => (Verdict::Pass, evidence),
         Ok(Err(Stop::Fail(evidence))) => (Verdict::Fail, evidence),
         Ok(Err(Stop::Unknown(evidence))) => (Verdict::Unknown, evidence),
-        Err(_) => (Verdict::Unknown, "not ended: --timeout is over".to_owned()),
+        Err(_) => (Verdict::Unknown, LATE.to_owned()),
     };
     Finding { verdict, evidence, by_answers: judge.counter.is_none(), took: begun.elapsed() }
-}
-
-fn large<T>(future: impl Future<Output = T>) -> impl Future<Output = T> {
-    Box::pin(future)
 }
 
 async fn prepare(options: &Options) -> Result<Judge, String> {
