@@ -57,6 +57,8 @@ enum Design {
     KeyBeforeBody,
     DefaultId,
     TruncatedId,
+    FoldedId,
+    HighestId,
 }
 
 impl Design {
@@ -78,6 +80,8 @@ impl Design {
             Self::KeyBeforeBody => post(key_before_body),
             Self::DefaultId => post(default_id),
             Self::TruncatedId => post(truncated_id),
+            Self::FoldedId => post(folded_id),
+            Self::HighestId => post(highest_id),
         }
     }
 }
@@ -286,6 +290,32 @@ async fn truncated_id(State(app): State<App>, delivery: Delivery) -> Answer {
     let id = delivery.id()?;
     delivery.work(&app).await?;
     app.once(&id[..id.len().min(255)], &id).await?;
+    delivery.finish().await
+}
+
+/// As a column with a collation that ignores case, which MySQL has by default.
+async fn folded_id(State(app): State<App>, delivery: Delivery) -> Answer {
+    delivery.verify(&app)?;
+    let id = delivery.id()?;
+    delivery.work(&app).await?;
+    app.once(&id.to_lowercase(), &id).await?;
+    delivery.finish().await
+}
+
+/// Ids grow, so one that is lower than the highest is old: an event that comes late is lost.
+async fn highest_id(State(app): State<App>, delivery: Delivery) -> Answer {
+    delivery.verify(&app)?;
+    let id = delivery.id()?;
+    let highest = sqlx::query_scalar("SELECT max(id) FROM processed WHERE length(id) = length($1)");
+    let highest: Option<String> =
+        highest.bind(&id).fetch_one(&app.database).await.map_err(failed)?;
+    if highest.is_some_and(|highest| id < highest) {
+        return OK;
+    }
+    // Slow, so that events that come at the same time find each other's ids too late.
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    delivery.work(&app).await?;
+    app.once(&id, &id).await?;
     delivery.finish().await
 }
 

@@ -96,9 +96,9 @@ pub(crate) const TRIALS: &[Trial] = &[
     ),
     trial(
         "id-odd",
-        "two events whose ids differ in a letter that is not ASCII, or is percent-encoded; in JSON, one with U+0000",
-        "each is refused, or has one effect: neither is a duplicate of the other",
-        &["lossy UTF-8 decoding", "header values are bytes", "NUL in Postgres text"],
+        "events whose ids differ in a letter that is not ASCII, or is percent-encoded; in the case of a letter; in JSON, one with U+0000",
+        "each is refused, or has one effect: none is a duplicate of another",
+        &["lossy UTF-8 decoding", "case-insensitive collation", "NUL in Postgres text"],
     ),
     trial(
         "body-slow",

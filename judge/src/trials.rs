@@ -359,6 +359,7 @@ async fn id_odd(judge: &Judge) -> Shown {
         events = beyond.into();
     }
     let mut events: Vec<_> = events.into_iter().collect::<Result<_, _>>()?;
+    events.extend([event("X")?, event("x")?]);
     if matches!(judge.template.place, Place::Json(_)) {
         events.extend(event("\u{0}").ok());
     }

@@ -22,7 +22,7 @@ impl Verdicts {
         lines.filter_map(|line| line["trial"].as_str())
     }
 
-    fn trials(&self) -> impl Iterator<Item = &str> {
+    pub(crate) fn trials(&self) -> impl Iterator<Item = &str> {
         self.0.iter().filter_map(|line| line["trial"].as_str())
     }
 
