@@ -193,14 +193,15 @@ async fn ok_in_flight(State(app): State<App>, delivery: Delivery) -> Answer {
 async fn memory(State(app): State<App>, delivery: Delivery) -> Answer {
     delivery.verify(&app)?;
     let id = delivery.id()?;
-    if app.done.lock().unwrap().contains(&id) {
-        return OK;
-    }
     if !app.claim(&id) {
         return Err(StatusCode::SERVICE_UNAVAILABLE);
     }
     let run = tokio::spawn(async move {
         let done = async {
+            // After the claim: until then, another delivery may be done.
+            if app.done.lock().unwrap().contains(&id) {
+                return OK;
+            }
             delivery.work(&app).await?;
             app.effect(&app.database, &id).await?;
             app.done.lock().unwrap().insert(id.clone());
