@@ -272,7 +272,7 @@ impl Place {
 }
 
 /// Returns the program of an example, in quotes for a shell.
-fn example(name: &str) -> String {
+pub(crate) fn example(name: &str) -> String {
     let test = env::current_exe().unwrap();
     let path = test.ancestors().nth(2).unwrap().join("examples").join(name);
     assert!(path.exists(), "{} is missing: cargo build --examples --profile test", path.display());
