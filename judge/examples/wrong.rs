@@ -396,6 +396,7 @@ impl App {
     }
 }
 
+#[expect(clippy::needless_pass_by_value, reason = "for `map_err`")]
 fn failed(error: sqlx::Error) -> StatusCode {
     eprintln!("{error}");
     StatusCode::INTERNAL_SERVER_ERROR
