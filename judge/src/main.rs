@@ -14,6 +14,7 @@ mod wire;
 
 use std::cell::RefCell;
 use std::fs::OpenOptions;
+use std::pin::pin;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -25,14 +26,16 @@ use tower_dedup::provider;
 use catalog::{TRIALS, Trial};
 use delivery::{Ids, Place, Signer, Template};
 use effects::Counter;
-use judge::{Judge, Stop};
+use judge::{Judge, Stop, unknown};
 use options::Options;
 use process::Receiver;
 use report::{Finding, Verdict};
 use target::Target;
 
-/// How long the first ordinary event may take: whoever made a mistake in the options waits for it.
+/// How long the first event may be refused: whoever made a mistake in the options waits for it.
 const FIRST: Duration = Duration::from_secs(10);
+/// How often a long trial is told.
+const TOLD: Duration = Duration::from_secs(10);
 /// The evidence of a trial that did not end.
 const LATE: &str = "not ended: --timeout is over";
 
@@ -81,22 +84,16 @@ async fn stopped() {
 async fn run(options: &Options) -> Result<bool, String> {
     let deadline = Instant::now() + options.timeout;
     let judge = prepare(options).await?;
-    if let Some(receiver) = &judge.receiver {
-        if judge.target.connect().await.is_ok() {
-            return Err("something listens there already: --start starts the receiver".to_owned());
-        }
-        receiver.lock().await.start(&judge.target).await?;
-    }
-    let first = timeout_at(deadline, judge.handled(&judge.id(), FIRST)).await;
-    match first {
-        Err(_) => return Err("the first event is not answered within --timeout".to_owned()),
-        Ok(Err(Stop::Fail(why) | Stop::Unknown(why))) => {
+    match timeout_at(deadline, watched("the first event", begin(&judge))).await {
+        Err(_) => return Err("the first event is not handled within --timeout".to_owned()),
+        Ok(Err(Stop::Fail(why))) => {
             return Err(format!(
                 "the receiver cannot be judged, because an ordinary event is not handled: {why} \
                  (see --sender, --id, --secret-env and --count)"
             ));
         }
-        Ok(Ok(_)) => {}
+        Ok(Err(Stop::Unknown(why))) => return Err(why),
+        Ok(Ok(())) => {}
     }
     let (mut is_right, mut is_late) = (true, false);
     for trial in TRIALS {
@@ -114,22 +111,36 @@ async fn run(options: &Options) -> Result<bool, String> {
     }
 }
 
-/// Runs one trial, and tells on stderr if it takes long.
+/// Starts the receiver, and sees that it handles an ordinary event.
+async fn begin(judge: &Judge) -> Result<(), Stop> {
+    if let Some(receiver) = &judge.receiver {
+        if judge.target.connect().await.is_ok() {
+            return unknown("something listens there already: --start starts the receiver");
+        }
+        receiver.lock().await.start(&judge.target).await?;
+    }
+    let id = judge.id();
+    judge.retry(&judge.template, &id, FIRST).await?;
+    judge.one_effect(&[id], judge.patience).await
+}
+
+/// Tells on stderr if this takes long.
+async fn watched<T>(name: &str, work: impl Future<Output = T>) -> T {
+    let begun = Instant::now();
+    let mut ticks = interval_at(begun + TOLD / 2, TOLD);
+    let mut work = pin!(work);
+    loop {
+        tokio::select! {
+            ended = &mut work => return ended,
+            _ = ticks.tick() => report::tell(&format!("{name}: {} s", begun.elapsed().as_secs())),
+        }
+    }
+}
+
 async fn examine(judge: &Judge, trial: &Trial, deadline: Instant) -> Finding {
     let begun = Instant::now();
-    let progress = async {
-        let period = Duration::from_secs(10);
-        let mut ticks = interval_at(begun + period / 2, period);
-        loop {
-            ticks.tick().await;
-            report::tell(&format!("{} runs for {} s", trial.name, begun.elapsed().as_secs()));
-        }
-    };
-    let shown = tokio::select! {
-        shown = timeout_at(deadline, Box::pin(trials::run(judge, trial.name))) => shown,
-        () = progress => unreachable!("it never ends"),
-    };
-    let (verdict, evidence) = match shown {
+    let work = Box::pin(trials::run(judge, trial.name));
+    let (verdict, evidence) = match watched(trial.name, timeout_at(deadline, work)).await {
         Ok(Ok(evidence)) => (Verdict::Pass, evidence),
         Ok(Err(Stop::Fail(evidence))) => (Verdict::Fail, evidence),
         Ok(Err(Stop::Unknown(evidence))) => (Verdict::Unknown, evidence),

@@ -440,12 +440,11 @@ async fn order_swapped(judge: &Judge) -> Shown {
 }
 
 async fn hang_up(judge: &Judge) -> Shown {
-    let mut events = Vec::new();
     let ordinary = [100, 100, 0, 2, 5, 20, 100].map(Duration::from_millis);
     let ordinary = ordinary.map(|pause| (&judge.template, pause)).into_iter();
     // Early and late: the effect may come first, or the rest of the work.
     let slow = judge.slow.iter().flat_map(|slow| [(slow, RUNS), (slow, 3 * RUNS)]);
-    for (at, (template, pause)) in ordinary.chain(slow).enumerate() {
+    let hung_up = async |(at, (template, pause)): (usize, (&Template, _))| {
         let id = judge.id();
         let request = judge.signed(template.with(&id))?;
         let part = match at {
@@ -454,14 +453,13 @@ async fn hang_up(judge: &Judge) -> Shown {
             _ => wire::whole(&judge.target, &request),
         };
         judge.exchange([Step::Write(part), Step::Pause(pause), Step::HangUp]).await;
-        if at >= 7 {
-            // At once, while it may still run.
-            judge.retry(template, &id, judge.patience).await?;
-        }
-        events.push((template, id));
-    }
-    judge.all_handled(&events, judge.patience).await?;
-    judge.with_effects(format!("{} hang-ups, each retry is answered 2xx in the end", events.len()))
+        // At once: the first run may go on.
+        judge.retry(template, &id, judge.patience).await.map(|_| id)
+    };
+    let ids = join_all(ordinary.chain(slow).enumerate().map(hung_up)).await;
+    let ids: Vec<_> = ids.into_iter().collect::<Result<_, _>>()?;
+    judge.one_effect(&ids, judge.patience).await?;
+    judge.with_effects(format!("{} hang-ups, each retry is answered 2xx in the end", ids.len()))
 }
 
 async fn late_effects(judge: &Judge) -> Shown {

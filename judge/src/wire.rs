@@ -242,7 +242,8 @@ mod tests {
 
     #[tokio::test]
     async fn answer_is_read_to_its_end_in_each_form() {
-        let cases: [(&[u8], Option<(u16, &str)>); 8] = [
+        type Case = (&'static [u8], Option<(u16, &'static str)>);
+        let cases: [Case; 8] = [
             (b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nokMORE", Some((200, "ok"))),
             (b"HTTP/1.0 500 Oops\r\n\r\nto the end", Some((500, "to the end"))),
             (b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 204 No\r\n\r\n", Some((204, ""))),

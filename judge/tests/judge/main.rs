@@ -2,6 +2,7 @@
 //!
 //! `cargo test` builds the receivers. `cargo test --test judge` does not: it runs the programs of the last build.
 
+mod command;
 mod receivers;
 mod table;
 
