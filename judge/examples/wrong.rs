@@ -111,12 +111,16 @@ async fn check_then_insert(State(app): State<App>, delivery: Delivery) -> Answer
     if app.has(&id).await? {
         return OK;
     }
-    delivery.work(&app).await?;
-    let mut transaction = app.begin().await?;
-    app.insert(&mut *transaction, &id).await?;
-    app.effect(&mut *transaction, &id).await?;
-    transaction.commit().await.map_err(failed)?;
-    delivery.finish().await
+    // A task, so that the work does not end where the client hangs up: its retry comes in the middle.
+    let run = tokio::spawn(async move {
+        delivery.work(&app).await?;
+        let mut transaction = app.begin().await?;
+        app.insert(&mut *transaction, &id).await?;
+        app.effect(&mut *transaction, &id).await?;
+        transaction.commit().await.map_err(failed)?;
+        delivery.finish().await
+    });
+    run.await.unwrap_or(Err(StatusCode::INTERNAL_SERVER_ERROR))
 }
 
 /// The key is there before the work, and stays if the work does not end.

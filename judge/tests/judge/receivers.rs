@@ -76,7 +76,10 @@ pub(crate) const CASES: &[Case] = &[
             "kill-after",
         ],
     ),
-    by_hand("check-then-insert", &["two-at-once", "sixteen-at-once", "second-while-first-runs"]),
+    by_hand(
+        "check-then-insert",
+        &["two-at-once", "sixteen-at-once", "second-while-first-runs", "hang-up"],
+    ),
     by_hand(
         "insert-before",
         &["second-while-first-runs", "failure-then-retry", "hang-up", "kill-in"],
