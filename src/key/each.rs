@@ -30,10 +30,11 @@ pub struct EachKey {
     payload: bool,
 }
 
-/// Reads `part` from each event of the array at a JSON pointer (RFC 6901). In the pointer, `*` stands for every
-/// item of an array on the way.
+/// Reads `part` from each event of the array at a JSON pointer (RFC 6901). In the pointer, `*`
+/// stands for every item of an array on the way.
 ///
-/// A text that is not a pointer makes an [invalid](super::KeyExtractor::checked) key: see [`json`](super::json).
+/// A text that is not a pointer makes an [invalid](super::KeyExtractor::checked) key: see
+/// [`json`](super::json).
 ///
 /// # Example
 ///
@@ -73,7 +74,8 @@ impl EachKey {
         self
     }
 
-    /// Reads the [type](super::Event::with_event_type) of each event with `part`, as it reads the key.
+    /// Reads the [type](super::Event::with_event_type) of each event with `part`, as it reads the
+    /// key.
     pub(crate) fn event_type(mut self, part: KeyPart) -> Self {
         self.part = self.part.with_event_type(part);
         self
@@ -90,8 +92,8 @@ impl EachKey {
         };
         let part = self.part.with_head_of(&request);
         let mut missing = false;
-        // All events are read even if one has no key, because a malformed value is reported before a
-        // missing value.
+        // All events are read even if one has no key, because a malformed value is reported before
+        // a missing value.
         for (index, body) in bodies.iter().enumerate() {
             let id = part.read(&request.with_body(body)).map_err(|error| {
                 KeyError::new(error.kind(), format!("{} of event {index}", error.place()))
