@@ -31,7 +31,8 @@ pub(super) struct HeldState {
     pub(super) demands_commit: bool,
     /// A completion was refused: another delivery may have completed the events.
     pub(super) is_refused: bool,
-    /// A statement may have completed the events in a transaction of the handler's, which may have been rolled back since.
+    /// A statement may have completed the events in a transaction of the handler's, which may have
+    /// been rolled back since.
     #[cfg_attr(
         not(any(feature = "postgres", feature = "sqlite")),
         expect(dead_code, reason = "`DedupTx` reads it")
@@ -39,8 +40,8 @@ pub(super) struct HeldState {
     pub(super) may_have_completed: bool,
     /// A statement was made that stores the response of the handler.
     is_response_stored: bool,
-    /// The handler has ended. From now on only the completion reports a lost lease, because a renewal after the
-    /// completion or the release finds no lease.
+    /// The handler has ended. From now on only the completion reports a lost lease, because a
+    /// renewal after the completion or the release finds no lease.
     pub(super) has_ended: bool,
 }
 
@@ -83,7 +84,8 @@ impl Held {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Keeps what the layer stores of this response. It stores none of a delivery of several events.
+    /// Keeps what the layer stores of this response. It stores none of a delivery of several
+    /// events.
     pub(super) fn set_response(&self, response: &StoredResponse) {
         let Calls { replay, terms, meters, .. } = &self.calls;
         let Some(replay) = replay.as_ref().filter(|_| terms.fetch == Fetch::DigestAndResponse)
@@ -123,8 +125,8 @@ impl Held {
         Ok(completion)
     }
 
-    /// Asks the store whether a transaction of the handler's has completed all keys. A store without this ability has
-    /// completed none.
+    /// Asks the store whether a transaction of the handler's has completed all keys. A store
+    /// without this ability has completed none.
     pub(super) async fn are_complete(&self) -> Result<bool, StoreError> {
         if !self.calls.abilities.completion {
             return Ok(false);
