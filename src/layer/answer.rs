@@ -16,7 +16,8 @@ use super::end::{self, DeliveryEnd};
 use crate::adapter::contract::{Seen, StoredResponse};
 use crate::observe::{DedupAnswer, Outcome};
 
-/// How a request ends for its caller: in a response, or in an error or a panic of the inner service.
+/// How a request ends for its caller: in a response, or in an error or a panic of the inner
+/// service.
 pub(super) type Ending<B, E> = thread::Result<Result<Response<ResponseBody<B>>, E>>;
 
 /// How a delivery ends, for its log record and for its caller.
