@@ -1,7 +1,7 @@
 //! Log records, metrics and spans: one `tracing` event for every delivery, and counters.
 //!
-//! A run of a [`Deduplicator`](crate::Deduplicator) is a delivery too: it has the same records, metrics
-//! and spans. Its namespace is that of its key.
+//! A run of a [`Deduplicator`](crate::Deduplicator) is a delivery too: it has the same records,
+//! metrics and spans. Its namespace is that of its key.
 //!
 //! # Log records
 //!
@@ -33,12 +33,13 @@
 //! |---|---|---|
 #![doc = records::record_rows!()]
 //!
-//! An inbox has [records and metrics of its own](https://docs.rs/tower-dedup-inbox), with the target `tower_dedup_inbox`.
+//! An inbox has [records and metrics of its own](https://docs.rs/tower-dedup-inbox), with the
+//! target `tower_dedup_inbox`.
 //!
 //! Filter the whole subscriber, not each of its layers. With a filter for each layer
-//! (`Layer::with_filter`), a record can be lost after sqlx has asked whether its own record is wanted, for
-//! example when the Postgres server stops. The cause is
-//! [a defect of tracing-subscriber](https://github.com/tokio-rs/tracing/issues/2519).
+//! (`Layer::with_filter`), a record can be lost after sqlx has asked whether its own record is
+//! wanted, for example when the Postgres server stops. The cause is [a defect of
+//! tracing-subscriber](https://github.com/tokio-rs/tracing/issues/2519).
 //!
 //! # Metrics
 //!
@@ -47,16 +48,16 @@
 #![doc = include_str!("observe/metrics.md")]
 //!
 //! `namespace` is the layer's namespace, without the value of
-//! [`namespace_by`](crate::KeyExtractor::namespace_by) and whatever namespace a closure gives its keys: a layer has one
-//! series for all its tenants. Of a [`Deduplicator`](crate::Deduplicator) it is the namespace of the key. After its
-//! first 1,000 namespaces, the deduplicator counts all others as `other`. Log records and spans have the whole
-//! namespace.
+//! [`namespace_by`](crate::KeyExtractor::namespace_by) and whatever namespace a closure gives its
+//! keys: a layer has one series for all its tenants. Of a [`Deduplicator`](crate::Deduplicator) it
+//! is the namespace of the key. After its first 1,000 namespaces, the deduplicator counts all
+//! others as `other`. Log records and spans have the whole namespace.
 //!
 //! A gauge counts a delivery or a call exactly once, and until its future ends or is dropped.
 //!
 //! [`describe_metrics`] gives each metric its unit and its text. [`metrics_buckets`] returns the
-//! recommended buckets. Without buckets, the exporter for Prometheus makes summaries, which cannot be
-//! added up over processes. The setup, with
+//! recommended buckets. Without buckets, the exporter for Prometheus makes summaries, which cannot
+//! be added up over processes. The setup, with
 //! [metrics-exporter-prometheus](https://docs.rs/metrics-exporter-prometheus) in your `Cargo.toml`:
 //!
 //! ```
@@ -81,22 +82,22 @@
 //!
 //! # Spans
 //!
-//! The target is `tower_dedup`. A span that no subscriber wants costs one atomic load. Without a subscriber,
-//! spans are not sent to the `log` crate.
+//! The target is `tower_dedup`. A span that no subscriber wants costs one atomic load. Without a
+//! subscriber, spans are not sent to the `log` crate.
 //!
 //! | span | level | fields | around |
 //! |---|---|---|---|
 //! | `delivery` | info | `namespace`, `id`, `outcome`, `attempt`, `mode`, `verdict` | a delivery, from its keys to its end: waiting, store calls and the handler. It goes along into the task of the delivery. Records of the handler are inside it; the record `delivery` has the fields itself and is in the span around it |
 //! | `store` | debug | `operation`, `result` | one call to the store, with its wait in the queue |
 //!
-//! A request that is refused before its keys are known, or that an outer layer runs, has no span `delivery`.
-//! `outcome` and `attempt` are set at the end. A background write has a span `store` outside of any
-//! `delivery`.
+//! A request that is refused before its keys are known, or that an outer layer runs, has no span
+//! `delivery`. `outcome` and `attempt` are set at the end. A background write has a span `store`
+//! outside of any `delivery`.
 //!
-//! [tracing-opentelemetry](https://docs.rs/tracing-opentelemetry) exports these spans, with their names
-//! and fields unchanged, as in the example `otel`. To rename them in a collector, use this table. Its names
-//! are those of the OpenTelemetry semantic conventions, in which the conventions for databases are stable
-//! and those for messaging are in development.
+//! [tracing-opentelemetry](https://docs.rs/tracing-opentelemetry) exports these spans, with their
+//! names and fields unchanged, as in the example `otel`. To rename them in a collector, use this
+//! table. Its names are those of the OpenTelemetry semantic conventions, in which the conventions
+//! for databases are stable and those for messaging are in development.
 //!
 //! | here | OpenTelemetry | remarks |
 //! |---|---|---|

@@ -89,7 +89,8 @@ impl Report {
         }
         let first = events.first();
         let verdict = || self.shadow.as_ref().map(|shadow| shadow.verdict);
-        // Outside of its span: many subscribers show a record with the fields of the spans around it.
+        // Outside of its span: many subscribers show a record with the fields of the spans around
+        // it.
         let around = || self.around.clone().unwrap_or_else(Span::current);
         macro_rules! event {
             ($level:ident) => {
