@@ -1,7 +1,7 @@
 //! Tests of your own handler behind the layer.
 //!
-//! 1. [`redeliver`] sends a request several times, one after the other. [`redeliver_at_once`] sends the
-//!    copies at the same time. Both return the [`Responses`] of all copies.
+//! 1. [`redeliver`] sends a request several times, one after the other. [`redeliver_at_once`] sends
+//!    the copies at the same time. Both return the [`Responses`] of all copies.
 //! 2. [`abandon`] claims the key of a request as a process does that dies afterwards.
 //! 3. [`FaultyAdapter`] wraps a store whose calls fail, hang, or lose their replies.
 //! 4. [`request`] makes a request of a preset's sender. With the feature `verify`, `sign` signs it.
