@@ -1,9 +1,11 @@
 //! What becomes of a row after a run.
 //!
-//! 1. Only the ledger's word deletes a row whose sender was told *stored*: no status does, and no answer to a redelivery.
-//! 2. A row whose sender was never told anything but a failure may end by that failure: then all is as without an inbox.
-//! 3. An attempt is an ending of the handler. What another delivery runs, what is not known, and what reached no layer
-//!    counts none.
+//! 1. Only the ledger's word deletes a row whose sender was told *stored*: no status does, and no
+//!    answer to a redelivery.
+//! 2. A row whose sender was never told anything but a failure may end by that failure: then all is
+//!    as without an inbox.
+//! 3. An attempt is an ending of the handler. What another delivery runs, what is not known, and
+//!    what reached no layer counts none.
 
 use std::any::Any;
 use std::time::Duration;

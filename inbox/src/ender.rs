@@ -1,4 +1,5 @@
-//! [`Ender`]: writes what became of rows, many at a time, and renews the turns of the rows that run.
+//! [`Ender`]: writes what became of rows, many at a time, and renews the turns of the rows that
+//! run.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, Weak};

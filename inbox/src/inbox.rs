@@ -33,7 +33,8 @@ use crate::table::Table;
 ///
 /// # Clone
 ///
-/// A clone is a handle to the same inbox. A setting makes an inbox of its own: set it up before it is used or cloned.
+/// A clone is a handle to the same inbox. A setting makes an inbox of its own: set it up before it
+/// is used or cloned.
 #[derive(Clone)]
 pub struct Inbox {
     home: Home,
@@ -44,11 +45,11 @@ pub struct Inbox {
 
 /// The setting up.
 impl Inbox {
-    /// Makes the inbox of a service, with its table in Postgres. The connect options of the pool open three connections
-    /// beside the pool. They are opened when they are needed.
+    /// Makes the inbox of a service, with its table in Postgres. The connect options of the pool
+    /// open three connections beside the pool. They are opened when they are needed.
     ///
-    /// `service` names the application: rows of another service are left alone. All deployments of an application share its
-    /// name. Rename it while the table has no row of it.
+    /// `service` names the application: rows of another service are left alone. All deployments of
+    /// an application share its name. Rename it while the table has no row of it.
     #[cfg(feature = "postgres")]
     #[must_use]
     pub fn postgres(pool: sqlx::PgPool, service: &str) -> Self {
@@ -58,8 +59,9 @@ impl Inbox {
         Self::new(service, Home { has_schemas: true, table: Arc::new(table) })
     }
 
-    /// Makes the inbox of a service, with its table in an SQLite file of its own, which is created. Not the file of the
-    /// keys: each would wait for the other's write lock. Otherwise as [`postgres`](Self::postgres).
+    /// Makes the inbox of a service, with its table in an SQLite file of its own, which is created.
+    /// Not the file of the keys: each would wait for the other's write lock. Otherwise as
+    /// [`postgres`](Self::postgres).
     #[cfg(feature = "sqlite")]
     #[must_use]
     pub fn sqlite(file: impl AsRef<std::path::Path>, service: &str) -> Self {
@@ -85,7 +87,8 @@ impl Inbox {
         self
     }
 
-    /// Sets when a sender is answered *stored*, 200, while its handler still runs. The default is 5 s; Slack waits for 3 s.
+    /// Sets when a sender is answered *stored*, 200, while its handler still runs. The default is 5
+    /// s; Slack waits for 3 s.
     ///
     /// Zero is invalid.
     #[must_use]
@@ -93,8 +96,8 @@ impl Inbox {
         self.set(|it| it.answer_within = time)
     }
 
-    /// Sets how long a row waits after each failure of its handler, ± 20 %. After a failure beyond the last delay, the row
-    /// is parked.
+    /// Sets how long a row waits after each failure of its handler, ± 20 %. After a failure beyond
+    /// the last delay, the row is parked.
     ///
     /// None at all is invalid.
     #[must_use]
@@ -110,8 +113,8 @@ impl Inbox {
         self.set(|it| it.slots = rows)
     }
 
-    /// Sets how long a row belongs to a process that does not renew it: so late is the row of a process that has died. A
-    /// process renews the rows that it runs at a third of this time.
+    /// Sets how long a row belongs to a process that does not renew it: so late is the row of a
+    /// process that has died. A process renews the rows that it runs at a third of this time.
     ///
     /// Less than 1 s is invalid, and so is more than 1 h.
     #[must_use]
@@ -119,8 +122,9 @@ impl Inbox {
         self.set(|it| it.turn = time)
     }
 
-    /// Stores deliveries only: every event goes through the loop. For tests, which show what a redelivery lacks: layers
-    /// around the application, extensions, a signature that the handler itself checks.
+    /// Stores deliveries only: every event goes through the loop. For tests, which show what a
+    /// redelivery lacks: layers around the application, extensions, a signature that the handler
+    /// itself checks.
     #[must_use]
     pub fn later(self) -> Self {
         self.set(|it| it.later = true)
@@ -135,7 +139,8 @@ impl Inbox {
         self.set(|it| it.max_waiting = rows)
     }
 
-    /// Sets the name of the table: `name`, or `schema.name` on Postgres. The default is `webhook_inbox`.
+    /// Sets the name of the table: `name`, or `schema.name` on Postgres. The default is
+    /// `webhook_inbox`.
     ///
     /// Any but letters, digits and `_` are invalid, and so are more than 48 of them.
     #[must_use]
@@ -165,21 +170,22 @@ impl Inbox {
         self.checked_table()?.migrate().await.map_err(InboxError::from)
     }
 
-    /// Makes the layer of a route: this inbox around a [`DedupLayer`], which has to release what fails, so that not every
-    /// ledger is one for it.
+    /// Makes the layer of a route: this inbox around a [`DedupLayer`], which has to release what
+    /// fails, so that not every ledger is one for it.
     ///
-    /// The layer's keys are remembered for at least 15 days more than its sender delivers an event again (22 days without
-    /// a preset), so that no row outlives its key. Everything else that completes keys of its namespace needs this
-    /// [retention](DedupLayer::retention), too.
+    /// The layer's keys are remembered for at least 15 days more than its sender delivers an event
+    /// again (22 days without a preset), so that no row outlives its key. Everything else that
+    /// completes keys of its namespace needs this [retention](DedupLayer::retention), too.
     pub fn around<L: Releases, B>(&self, dedup: DedupLayer<L, B>) -> Around<L, B> {
         Around::new(Arc::clone(self.core()), dedup)
     }
 
-    /// Delivers the rows of this service again, until `stop` resolves: those that failed, those whose process has died, and
-    /// those that were only stored.
+    /// Delivers the rows of this service again, until `stop` resolves: those that failed, those
+    /// whose process has died, and those that were only stored.
     ///
-    /// `app` is the application from the top, so that a redelivery finds its route and its path parameters. It needs no
-    /// layers around it, such as those for tracing. **Whoever can write to the table can call each of its routes.**
+    /// `app` is the application from the top, so that a redelivery finds its route and its path
+    /// parameters. It needs no layers around it, such as those for tracing. **Whoever can write to
+    /// the table can call each of its routes.**
     ///
     /// Each process of the service runs a loop. After `stop`, it waits for the rows that it runs.
     ///
@@ -198,8 +204,8 @@ impl Inbox {
         run::run(Arc::clone(self.core()), app, stop)
     }
 
-    /// Waits until every delivery of a sender has ended, and what became of its row is written. Stop accepting connections
-    /// first. The handlers end it: it has no bound of its own.
+    /// Waits until every delivery of a sender has ended, and what became of its row is written.
+    /// Stop accepting connections first. The handlers end it: it has no bound of its own.
     pub async fn drain(&self) {
         if let Some(core) = self.core.get() {
             core.tasks.close();
@@ -259,8 +265,9 @@ impl Inbox {
         }))
     }
 
-    /// Makes selected rows due now, with all attempts, and returns how many. A row that runs stays as it is, and so does
-    /// one that is parked as expired: its key may be forgotten, and its event run twice.
+    /// Makes selected rows due now, with all attempts, and returns how many. A row that runs stays
+    /// as it is, and so does one that is parked as expired: its key may be forgotten, and its event
+    /// run twice.
     ///
     /// # Errors
     ///

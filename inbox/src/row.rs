@@ -9,7 +9,8 @@ use sha2::{Digest, Sha256};
 use tower_dedup::adapter::contract::Token;
 use tower_dedup::key::Keys;
 
-/// The newest format of a row that this version writes and reads. A row of a newer format is left alone.
+/// The newest format of a row that this version writes and reads. A row of a newer format is left
+/// alone.
 pub(crate) const FORMAT: i16 = 1;
 
 /// The headers that no row has: secrets of the client, and headers of one connection.
@@ -26,8 +27,8 @@ const NEVER_STORED: [HeaderName; 10] = [
     HeaderName::from_static("keep-alive"),
 ];
 
-/// Parts of the names of headers that differ by attempt: the row's key does not cover them. One that is missing here
-/// costs a second row of the event, which ends as a duplicate.
+/// Parts of the names of headers that differ by attempt: the row's key does not cover them. One
+/// that is missing here costs a second row of the event, which ends as a duplicate.
 const OF_ONE_ATTEMPT: [&str; 9] = [
     "signature",
     "timestamp",
@@ -178,7 +179,8 @@ impl Fate {
 
 /// The columns of a change, for every database.
 impl Change {
-    /// Returns after how many milliseconds the row is due; `None` if it runs on or waits for a person.
+    /// Returns after how many milliseconds the row is due; `None` if it runs on or waits for a
+    /// person.
     pub(crate) fn due_after(&self) -> Option<i64> {
         match self.fate {
             Fate::Due { after, .. } => Some(millis(after)),
@@ -217,8 +219,9 @@ pub enum Parked {
     Failed,
     /// The process died, or lost its turn, at the last attempt.
     Died,
-    /// The handler answered the sender's own delivery with a status that says that it never takes such a request: 400, 405,
-    /// 410, 413, 414, 415, 422. Nobody is alerted. The row is deleted a week later.
+    /// The handler answered the sender's own delivery with a status that says that it never takes
+    /// such a request: 400, 405, 410, 413, 414, 415, 422. Nobody is alerted. The row is deleted a
+    /// week later.
     Refused,
     /// The layer refuses another body under the id of a complete event.
     Mismatch,
@@ -260,7 +263,8 @@ impl Parked {
     }
 }
 
-/// Returns the identities of all events, `namespace`, tab and `id` in a line: a redelivery has to have the same.
+/// Returns the identities of all events, `namespace`, tab and `id` in a line: a redelivery has to
+/// have the same.
 pub(crate) fn identities(keys: &Keys) -> String {
     let mut all = String::new();
     for event in keys.events() {

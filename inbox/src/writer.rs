@@ -136,8 +136,8 @@ impl Task {
     }
 }
 
-/// Takes a batch of distinct keys from what waits, in its order. A key that stands there twice waits for the next batch:
-/// Postgres refuses a statement that meets one row twice.
+/// Takes a batch of distinct keys from what waits, in its order. A key that stands there twice
+/// waits for the next batch: Postgres refuses a statement that meets one row twice.
 fn next_batch(waiting: &mut Vec<Waiting>) -> Vec<Waiting> {
     let (mut keys, mut bytes) = (HashSet::new(), 0);
     let (mut batch, mut left) = (Vec::new(), Vec::new());
