@@ -24,10 +24,10 @@ use crate::run::{Called, NotBegun, Waiters, call};
 
 /// Runs a handler for an event, unless the event is a duplicate or in flight.
 ///
-/// It runs the handler once a call and repeats nothing: the caller delivers a failed event again.
-/// The [ledger](crate::ledger) decides how often one event takes effect. Under a lease: at least
-/// once, and twice only if a process or the store dies in between. On arrival: at most once. In a
-/// transaction: exactly once, for the handler's writes there.
+/// A call runs the handler at most once, and repeats nothing: the caller delivers a failed event
+/// again. The [ledger](crate::ledger) decides how often one event takes effect. Under a lease: at
+/// least once, and twice only if a process or the store dies in between. On arrival: at most once.
+/// In a transaction: exactly once, for the handler's writes there.
 ///
 /// | setting | default |
 /// |---|---|
@@ -111,7 +111,8 @@ impl Deduplicator {
     }
 
     /// Deduplicates on arrival: a key becomes permanent before its handler runs, and an event whose
-    /// handler fails is lost. Use clones of one, as of [a layer](crate::DedupLayer::on_arrival).
+    /// handler fails is lost. Use clones of one deduplicator, as of [a
+    /// layer](crate::DedupLayer::on_arrival).
     pub fn on_arrival(adapter: impl DedupAdapter) -> Deduplicator<OnArrival> {
         Deduplicator::under(adapter)
     }
@@ -172,10 +173,10 @@ impl<L: Ledger> Deduplicator<L> {
         self
     }
 
-    /// Sets how long [`run`](Self::run) waits for an event in flight, a day at most. It asks the
-    /// store after 2 to 4 ms first, then 1.5 times later each time, and every 250 to 500 ms at
-    /// last, and at once when a run of the event ends in this deduplicator or in a clone. At most 8
-    /// runs wait for one key: for more, it is in flight.
+    /// Sets how long [`run`](Self::run) waits for an event in flight, at most a day. It polls the
+    /// store after 2 to 4 ms, then at intervals that grow by the factor 1.5 to between 250 and 500
+    /// ms. It also polls at once when a run of the event ends in this deduplicator or in a clone.
+    /// At most 8 runs wait for one key; for any further run, the key is in flight.
     pub fn wait(mut self, bound: Duration) -> Self {
         self.settings.wait = bound;
         self
@@ -206,7 +207,8 @@ impl<L: Ledger> Deduplicator<L> {
     }
 
     /// Waits until no completion and no release continues in the background. Await it before the
-    /// runtime ends, which takes them along: see [`DedupHandle::drain`](crate::DedupHandle::drain).
+    /// runtime ends, because they end with the runtime: see
+    /// [`DedupHandle::drain`](crate::DedupHandle::drain).
     pub async fn drain(&self) {
         self.ledger.pending_writes().wait().await;
     }
@@ -221,8 +223,8 @@ impl<L: Ledger> Deduplicator<L> {
     ///
     /// - [`RunError::Handler`] if the handler failed, [`RunError::TimedOut`] if it took too long:
     ///   the key is released for the next attempt.
-    /// - [`RunError::Uncommitted`] if the handler succeeded and owes a commit, as after
-    ///   [`Delivery::begin`]: the key is released.
+    ///   - [`RunError::Uncommitted`] if the handler succeeded without a commit that it owes, as
+    ///   after [`Delivery::begin`]: the key is released.
     /// - [`RunError::Store`] if the store did not reply. Its kind is [`StoreErrorKind::Config`] if
     ///   [`checked`](Self::checked) returns an error, and [`StoreErrorKind::Unsupported`] if the
     ///   event has a payload and the adapter has no

@@ -22,8 +22,8 @@ const REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
 impl DedupLayer {
     /// Deduplicates the requests of an API by their header `Idempotency-Key`, under a lease.
     ///
-    /// `scope` reads the client: the principal or the tenant that the authentication, a layer
-    /// outside this one, has found. It is a part of every key, in plain text, and must not be a
+    /// `scope` reads the client: the principal or the tenant that a layer outside this one has
+    /// authenticated. The scope is a part of every key, in plain text, and must not be a
     /// [credential](crate::guide::idempotency#the-key). A request with a key and without a scope is
     /// answered 500 with the log record `unscoped`.
     ///

@@ -11,7 +11,8 @@ pub(crate) const TOO_LONG: &str = "its body is too long";
 
 /// Which part of a handler's response is stored with its event and replayed to duplicates.
 ///
-/// The status always is. By default so are the header `content-type` and a body of up to 64 KiB.
+/// The status is always stored. By default, so are the header `content-type` and a body of up to 64
+/// KiB.
 ///
 /// # Example
 ///

@@ -171,10 +171,10 @@ impl Completion {
         }
     }
 
-    /// Lets the statement be the first that writes in its transaction.
+    /// Allows the statement to be the first write in its transaction.
     ///
-    /// By default it fails there on Postgres, because it could be outside of the handler's
-    /// transaction, as after `&db` in place of `&txn`: it would then complete the events alone.
+    /// By default, such a statement fails on Postgres, because it could be outside the handler's
+    /// transaction, as with `&db` in place of `&txn`: it would then complete the events alone.
     /// Above READ COMMITTED, complete first: see [the guide](crate::guide::transactions).
     #[must_use]
     pub fn as_first_statement(self) -> Self {

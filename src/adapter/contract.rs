@@ -8,16 +8,16 @@
 //!    a connection. A key is expired when `expires_at <= now`.
 //! 4. A live lease is never expired, evicted or purged. A purge deletes a key
 //!    [`PURGE_GRACE`](super::maintenance::PURGE_GRACE) after it has expired, and not before.
-//! 5. A completion counts whoever holds the lease; renew and release need the token that holds it.
-//!    A [release](DedupAdapter::release) is a fence: no earlier call with its token has an effect
-//!    after it.
+//! 5. A completion takes effect even if another token holds the lease. `renew` and `release` need
+//!    the token that holds it. A [release](DedupAdapter::release) is a fence: no earlier call with
+//!    its token has an effect after it.
 //! 6. Stored data comes with the duplicate, in the same call. A store may read it in a second step,
 //!    after [`CallTerms::note_duplicate`], if this step finds the same row complete again.
 //!    Otherwise the reply is [`InFlight`](ClaimReply::InFlight).
-//! 7. A store that cannot answer returns an [`StoreError`]. It never guesses.
-//! 8. Calls that nobody polls delay no other call.
+//! 7. A store that cannot answer returns a [`StoreError`]. It never guesses.
+//! 8. A call that is not polled delays no other call.
 //!
-//! The cases in which two replies look right have one:
+//! In these cases, two replies seem possible. The contract requires this one:
 //!
 //! | call | reply |
 //! |---|---|
@@ -234,8 +234,8 @@ pub trait DedupAdapter: Send + Sync + 'static {
     }
 
     /// Makes the statement that completes these keys in a transaction of the handler's: all keys
-    /// that the delivery holds, each with its terms and the data of [`CallTerms::stored_data`]. It
-    /// is no call, and reaches no store.
+    /// that the delivery holds, each with its terms and the data of [`CallTerms::stored_data`].
+    /// This method makes no call to the store.
     ///
     /// The terms are equal, except for the data to store, and so is the response. The statement
     /// writes the row of each key, whoever holds its lease, and takes the token of the terms. It
@@ -258,8 +258,8 @@ pub trait DedupAdapter: Send + Sync + 'static {
     }
 
     /// Returns `true` if the key is complete by the token of the terms. The transactional ledger
-    /// asks after a handler that has completed its events by a statement of its own. The store
-    /// reads where it writes: no replica.
+    /// asks after a handler that has completed its events by a statement of its own. Read from the
+    /// primary, not from a replica.
     ///
     /// # Errors
     ///
@@ -296,8 +296,8 @@ pub struct Abilities {
     pub leases: bool,
     /// The store holds payload digests and responses with complete keys, and returns them with
     /// duplicates: see [`Fetch`]. With a second identity it holds the digest of its event's key.
-    /// Without this ability, a complete second identity makes every event a duplicate, and no
-    /// record tells a replayed body.
+    /// Without this ability, a complete second identity makes every event that has it a duplicate,
+    /// and no record reports a replayed body.
     pub stored_data: bool,
     /// The store implements [`list`](super::maintenance::MaintenanceAdapter::list): it holds the
     /// names of its keys, and the [types](CallTerms::event_type) of their events.

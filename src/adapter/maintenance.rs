@@ -35,9 +35,9 @@ pub trait MaintenanceAdapter: DedupAdapter {
     /// An earlier run that still succeeds, or whose completion is under way, completes the key
     /// again.
     ///
-    /// Of an event with two identities, forget the key. A second identity that is complete for
-    /// another key makes the event a duplicate until it is forgotten, too: the record `same body`
-    /// or `same event` of [`observe`](crate::observe) names it.
+    /// To run an event with two identities again, forget its key. If its second identity is
+    /// complete for another key, the event stays a duplicate until you forget that identity, too.
+    /// The record `same body` or `same event` of [`observe`](crate::observe) names it.
     ///
     /// An expired row stays in place of the key for [`PURGE_GRACE`] (in memory, until the store
     /// needs its room), so that a claim or a renewal which is still on its way has no effect. A
@@ -93,8 +93,8 @@ pub trait MaintenanceAdapter: DedupAdapter {
     /// A call reads a bounded part of the store, also if the filter selects few keys. The SQL
     /// adapters read 10,000 keys, in the order of the primary key, and the [cursor](Listing::next)
     /// is the last of them. A key that is written during the list may be absent; on Redis it may
-    /// occur twice. A key that is stuck is not written, so the list has it. An unreadable key is
-    /// left out, and [counted](Listing::unreadable). Changes nothing.
+    /// occur twice. A stuck key is not written, so the list contains it. An unreadable key is left
+    /// out, and [counted](Listing::unreadable). Changes nothing.
     ///
     /// # Errors
     ///
@@ -111,8 +111,8 @@ pub trait MaintenanceAdapter: DedupAdapter {
         Box::pin(async { Err(StoreError::new(StoreErrorKind::Unsupported, "listing keys")) })
     }
 
-    /// Returns how many keys are in each state: exactly for a small store, and about for a large
-    /// one, of which a bounded part is read ([`Stats`]). Changes nothing.
+    /// Returns how many keys are in each state. The numbers are exact for a small store, and
+    /// estimates for a large one, of which a bounded part is read ([`Stats`]). Changes nothing.
     ///
     /// # Errors
     ///
@@ -251,7 +251,7 @@ pub struct Listing {
 /// The SQL adapters count the 100,000 keys that expired first, and the 100,000 keys that expire
 /// last: with one retention, these were claimed last. A lapsed or released key between them is not
 /// counted as such. On Postgres, [`rows`](Self::rows) and [`complete`](Self::complete) follow the
-/// catalogue's estimate. On SQLite, each number is the least that there is.
+/// catalogue's estimate. On SQLite, each number is a lower bound.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stats {

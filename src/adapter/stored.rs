@@ -26,8 +26,8 @@ pub enum Fetch {
 #[non_exhaustive]
 pub struct StoredData {
     /// The SHA-256 of the payload that was handled, if the layer compares payloads or the event has
-    /// a [content identity](crate::KeyExtractor::content_identity). With a second identity, that of
-    /// the namespace, a zero byte and the id of its event's key.
+    /// a [content identity](crate::KeyExtractor::content_identity). In the row of a second
+    /// identity, this is the SHA-256 of the namespace, a zero byte and the id of the event's key.
     pub payload_sha256: Option<[u8; 32]>,
     /// The handler's response, if the layer replays responses.
     pub response: Option<Arc<StoredResponse>>,

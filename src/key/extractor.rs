@@ -135,8 +135,8 @@ impl KeyExtractor {
     /// Makes an extractor from a closure, for keys that neither a part nor [`each`](super::each)
     /// can express.
     ///
-    /// The closure gives every key its namespace. `namespace` is used for body digests only; one
-    /// that is [refused](Self::namespace) makes an [invalid](Self::checked) key.
+    /// The closure gives every key its namespace. `namespace` is used for body digests only. If it
+    /// is [refused](Self::namespace), the key is [invalid](Self::checked).
     ///
     /// # Example
     ///
@@ -176,10 +176,10 @@ impl KeyExtractor {
     ///
     /// # Errors
     ///
-    /// - A namespace that is not 1 to 64 bytes without control characters, with `.` and the label
-    ///   for a second identity, or that ends with `.body`, as those of content identities do. Under
-    ///   [`namespace_by`](Self::namespace_by), either of them if it is longer than 47 bytes once it
-    ///   is escaped.
+    /// - A namespace that is not 1 to 64 bytes without control characters. For a second identity,
+    ///   the length includes `.` and the label. Under [`namespace_by`](Self::namespace_by), each of
+    ///   them is at most 47 bytes long once it is escaped.
+    /// - A namespace that ends with `.body`, because those of content identities do.
     /// - A label of an [alias](Self::alias) that is empty or holds a `.`, and an alias
     ///   that reads a [`body_digest`](super::body_digest), which is a content identity.
     /// - An invalid name of a header, and an invalid JSON pointer.
@@ -293,9 +293,9 @@ impl KeyExtractor {
     /// its key *or* its body is complete.
     ///
     /// This is for senders that sign the body and not the id
-    /// ([`Preset::signed_id`](crate::provider::Preset::signed_id)). Whoever reads one delivery, and
-    /// cannot sign, could send it again under another id; it is a duplicate by its body, and the
-    /// other id stays free. Two real events with the same bytes are one event.
+    /// ([`Preset::signed_id`](crate::provider::Preset::signed_id)). An attacker who has read a
+    /// delivery, and cannot sign, may send it again under another id. It is then a duplicate by its
+    /// body, and the other id stays free. Two real events with the same bytes are one event.
     ///
     /// With the key, the store keeps the SHA-256 of the body. A complete key that comes with
     /// another body is a duplicate and is reported as a payload mismatch, as
@@ -332,8 +332,8 @@ impl KeyExtractor {
     /// event.
     ///
     /// Operators see it, and [`Delivery::event_type`](crate::Delivery::event_type) returns it. It
-    /// is no part of the key. A header is seldom signed: read the type from the signed body if it
-    /// is there. A missing or malformed type, or one that is longer than 100 bytes, is none. An
+    /// is not a part of the key. A header is seldom signed: read the type from the signed body if
+    /// the body has it. A type that is missing, malformed or longer than 100 bytes is ignored. An
     /// [`EachKey`] reads it from the event, as it reads the key.
     ///
     /// ```
@@ -378,9 +378,10 @@ impl KeyExtractor {
     ///
     /// For requests that carry no event and need no more than a 2xx, such as the ping of GitHub. So
     /// a handler that takes a [`Delivery`](crate::Delivery) serves the hook from its first request
-    /// on. The store learns nothing of it, so `is_handshake` must look at what the sender signs.
+    /// on. The layer makes no call to the store, so `is_handshake` must look at what the sender
+    /// signs.
     ///
-    /// An answer follows [`require_verified`](crate::DedupLayer::require_verified). In
+    /// [`require_verified`](crate::DedupLayer::require_verified) applies before the answer. In
     /// [shadow](crate::Mode::Shadow), and with
     /// [`handshakes_to_handler`](crate::DedupLayer::handshakes_to_handler), the request reaches the
     /// handler as under [`bypass_when`](Self::bypass_when).

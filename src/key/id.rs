@@ -181,8 +181,8 @@ impl fmt::Debug for DedupKey {
 /// One event of a delivery: its key and, for some senders, a second identity.
 ///
 /// The second identity is claimed first, then the key. An event is a duplicate if *either* is
-/// complete, and in flight if either is in flight. A second identity that is complete for this very
-/// key says nothing: the key decides. If the event runs, the identities that it has claimed are
+/// complete, and in flight if either is in flight. A second identity that is complete for the same
+/// key is ignored: the key decides. If the event runs, the identities that it has claimed are
 /// completed in one call. If it does not run, they are released.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Event {
@@ -240,7 +240,7 @@ impl Event {
 
     /// Adds an alias: another name of this event. An alias that equals the key is ignored.
     ///
-    /// A digest of the body is no name of the event: see
+    /// A digest of the body is not an alias: see
     /// [`content_identity`](super::KeyExtractor::content_identity).
     ///
     /// # Example

@@ -38,8 +38,8 @@ enum Node {
 
 /// Reads a request header.
 ///
-/// A header that occurs twice, is empty or blank, or is not UTF-8 is malformed. A name that no HTTP
-/// header has makes an [invalid](super::KeyExtractor::checked) key.
+/// A header that occurs twice, is empty or blank, or is not UTF-8 is malformed. A text that is not
+/// a header name makes an [invalid](super::KeyExtractor::checked) key.
 #[must_use]
 pub fn header(name: &str) -> KeyPart {
     let invalid =
@@ -50,12 +50,12 @@ pub fn header(name: &str) -> KeyPart {
 /// Reads the value at a JSON pointer (RFC 6901) in the body: a string, a boolean or a 64-bit
 /// integer.
 ///
-/// Malformed are a body that is not JSON, a name that occurs twice on the way, another kind of
-/// value, and a string that is empty or blank. `null` is missing. A byte order mark before the JSON
-/// is skipped.
+/// A body that is not JSON, a name that occurs twice in the path, a value of another kind, and a
+/// string that is empty or blank are malformed. `null` is missing. A byte order mark before the
+/// JSON is skipped.
 ///
-/// A pointer is empty or starts with `/`, and has `~` in `~0` and `~1` only. Any other text makes
-/// an [invalid](super::KeyExtractor::checked) key.
+/// A pointer is empty or starts with `/`, and contains `~` only in `~0` and `~1`. Any other text
+/// makes an [invalid](super::KeyExtractor::checked) key.
 #[must_use]
 pub fn json(pointer: &str) -> KeyPart {
     Pointer::parse(pointer).map_or_else(KeyPart::invalid, |it| KeyPart(Node::Json(it)))
@@ -131,7 +131,7 @@ impl KeyPart {
 
     /// Reads the first value that is present.
     ///
-    /// A value that is blank, or a JSON value that is no id, is missing here, because another
+    /// A value that is blank, or a JSON value that is not an id, counts as missing, because another
     /// alternative may have the id. If none has it, the result is malformed. Any other malformed
     /// value makes the result malformed: the next alternative is not tried.
     #[must_use]
@@ -146,8 +146,8 @@ impl KeyPart {
     /// value that they do not have. Outside an `and`, a missing value stays missing, because an id
     /// is never empty.
     ///
-    /// A JSON value that is no id stays malformed: two events that differ only there would have one
-    /// id.
+    /// A JSON value that is not an id stays malformed, because two events that differ only there
+    /// would have one id.
     #[must_use]
     pub fn optional(self) -> Self {
         Self(Node::Optional(Box::new(self)))

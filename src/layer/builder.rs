@@ -64,8 +64,8 @@ use crate::replay::Replay;
 ///
 /// On the route: `post(handler).layer(dedup)`. The routes under one layer share its keys, and so do
 /// layers of one namespace over one store. Give each route that has to see the event its own
-/// [namespace](crate::guide::keys#several-endpoints-of-one-sender), and layers over different
-/// stores that must both claim the event too. [The
+/// [namespace](crate::guide::keys#several-endpoints-of-one-sender). Nested layers over different
+/// stores that must both claim the event need two namespaces, too. [The
 /// guide](crate::guide::how_it_works#the-order-of-layers) has the order of layers.
 ///
 /// # Type parameters
@@ -116,8 +116,8 @@ impl DedupLayer {
     /// whose handler fails is lost.
     ///
     /// Where the same events arrive on several routes or servers of a process, use clones of one
-    /// layer. They alone share which claims have no reply yet: any other layer takes the key of
-    /// such a claim for complete, and the event may be lost.
+    /// layer. Only clones share which claims have no reply yet. Any other layer treats the key of
+    /// such a claim as complete, and the event may be lost.
     pub fn on_arrival(
         key: impl IntoKeyExtractor,
         adapter: impl DedupAdapter,
@@ -128,11 +128,11 @@ impl DedupLayer {
     /// Deduplicates in the handler's own transaction: the key and the handler's writes commit
     /// together, or not at all.
     ///
-    /// The claim is that of a lease, so no connection is held while the handler thinks. The handler
-    /// begins a transaction by [`Delivery::begin`](crate::Delivery::begin) and commits it, or
-    /// completes its event by [`Delivery::completion`](crate::Delivery::completion) in a
-    /// transaction of another driver. A handler that has nothing to write says
-    /// [`nothing_to_write`](crate::Delivery::nothing_to_write). After any other success the answer
+    /// The layer claims under a lease, so it holds no connection while the handler runs. The
+    /// handler begins a transaction by [`Delivery::begin`](crate::Delivery::begin) and commits it,
+    /// or completes its event by [`Delivery::completion`](crate::Delivery::completion) in a
+    /// transaction of another driver. A handler that has nothing to write calls
+    /// [`nothing_to_write`](crate::Delivery::nothing_to_write). After any other success, the answer
     /// is 500 with the header value `uncommitted`, and the event is released.
     ///
     /// [`lease`](Self::lease) is 10 s by default: safety does not depend on it.
@@ -171,8 +171,8 @@ impl<L: Ledger> DedupLayer<L> {
 
 /// The settings of every layer.
 impl<L, B> DedupLayer<L, B> {
-    /// Sets the methods that are deduplicated; GET stands for HEAD too. A request by another method
-    /// reaches the inner service with its body buffered, and otherwise as it is.
+    /// Sets the methods that are deduplicated; GET includes HEAD. A request by another method
+    /// reaches the inner service with its body buffered, and otherwise unchanged.
     ///
     /// Invalid without a method.
     pub fn methods(mut self, methods: impl IntoIterator<Item = Method>) -> Self {
@@ -190,7 +190,7 @@ impl<L, B> DedupLayer<L, B> {
     /// axum's extractors of bodies have a limit of 2 MB too (`DefaultBodyLimit`). With the feature
     /// `axum`, a layer with a limit above 2 MiB raises this default to its own, for the routes
     /// inside it. A `DefaultBodyLimit` that the application sets, inside or outside this layer,
-    /// decides before it.
+    /// takes precedence.
     ///
     /// 0 is invalid.
     pub fn body_limit(mut self, bytes: usize) -> Self {
@@ -256,12 +256,12 @@ impl<L, B> DedupLayer<L, B> {
 
     /// Sets how long a handler may run, from its call to its response.
     ///
-    /// Past that the handler is dropped at an `.await`, its key is released, and the answer is 504
-    /// with the header value `handler-timeout`. The handler may have half-run; the retry sees an
-    /// [`attempt`](crate::Delivery::attempt) above 1, and no takeover. A transaction that it holds
-    /// is rolled back. Tasks that the handler has spawned go on. The timeout does not cover the
-    /// response's body, nor a handler that blocks its thread. Under the on-arrival ledger the key
-    /// stays complete, and the event is lost.
+    /// After that time, the handler is dropped at an `.await`, its key is released, and the answer
+    /// is 504 with the header value `handler-timeout`. The handler may have run in part. The retry
+    /// sees an [`attempt`](crate::Delivery::attempt) above 1, and no takeover. A transaction that
+    /// it holds is rolled back. Tasks that the handler has spawned continue. The timeout does not
+    /// cover the response's body, nor a handler that blocks its thread. Under the on-arrival ledger
+    /// the key stays complete, and the event is lost.
     ///
     /// Zero is invalid.
     pub fn handler_timeout(mut self, bound: Duration) -> Self {
@@ -301,8 +301,8 @@ impl<L, B> DedupLayer<L, B> {
     }
 
     /// Sets which responses of the handler mean that the event was handled. Any other response
-    /// releases the key for the retry. A [`Disposition`](crate::Disposition) in the response
-    /// decides before this function.
+    /// releases the key for the retry. A [`Disposition`](crate::Disposition) in the response takes
+    /// precedence over this function.
     ///
     /// ```
     /// # #[cfg(feature = "memory")] {
@@ -359,7 +359,7 @@ impl<L, B> DedupLayer<L, B> {
         self
     }
 
-    /// Sets the `Retry-After` of an answer because of the store or a bound, in whole seconds,
+    /// Sets the `Retry-After` of an answer that the store or a bound has caused, in whole seconds,
     /// rounded up.
     pub fn retry_after_unavailable(mut self, time: Duration) -> Self {
         self.config.retry_after_unavailable = time;
@@ -368,7 +368,7 @@ impl<L, B> DedupLayer<L, B> {
 
     /// Sets the status of the answer to a duplicate.
     ///
-    /// All but a 2xx is invalid, because senders retry anything else, and some disable the
+    /// Any status but a 2xx is invalid: senders retry other statuses, and some disable the
     /// endpoint.
     pub fn duplicate_status(mut self, status: StatusCode) -> Self {
         self.config.without_response = WithoutResponse::Empty(status);
@@ -404,9 +404,9 @@ impl<L, B> DedupLayer<L, B> {
         self
     }
 
-    /// States that a failed delivery comes again, although the preset's sender does not deliver
-    /// again after a response: a layer outside does, or a job of yours. Such a failure is logged at
-    /// INFO then, and not as a lost event.
+    /// States that a layer outside, or your own job, delivers a failed delivery again, although the
+    /// preset's sender does not do so after a response. Such a failure is then logged at INFO, and
+    /// not as a lost event.
     pub fn failures_are_retried(mut self) -> Self {
         let Config { key, meters, .. } = &mut self.config;
         key.tried_once = false;
@@ -427,8 +427,8 @@ impl<L, B> DedupLayer<L, B> {
     /// `https://api.example.com/docs#mismatch`. One fragment differs: a duplicate whose response
     /// was not stored has `#response-not-stored`. Without a page, the `type` is `about:blank`.
     ///
-    /// Any text but an `http` or `https` URL without a fragment is invalid, and so is this setting
-    /// of another layer.
+    /// Any text but an `http` or `https` URL without a fragment is invalid. So is this setting on a
+    /// layer that is not one of [`idempotency_key`](Self::idempotency_key).
     pub fn problem_docs(mut self, url: &str) -> Self {
         self.config.problem_docs = Some(url.into());
         self
@@ -512,8 +512,8 @@ impl<L: Ledger, B> DedupLayer<L, B> {
     /// responses that are not stored. The store then holds the handlers' responses: restrict the
     /// access to it.
     ///
-    /// Not for [`on_arrival`](Self::on_arrival) layers, whose keys are complete before there is a
-    /// response: this does not compile.
+    /// [`on_arrival`](Self::on_arrival) layers cannot replay, because their keys are complete
+    /// before there is a response. This does not compile:
     ///
     /// ```compile_fail,E0277
     /// # use tower_dedup::{DedupLayer, Replay, adapter::MemoryAdapter, provider};

@@ -32,7 +32,7 @@ pub enum DeliveryEnd {
     /// the end after which the completion may have failed for good: `uncommitted`.
     Released,
     /// Another delivery runs an event of the request or may run it, or the state of an event is not
-    /// known: `in-flight`, `unavailable`, and a bound that is reached.
+    /// known. The answers are `in-flight`, `unavailable`, and those of a bound that is reached.
     InFlight,
     /// The layer has decided nothing: its mode is not [`Enforce`](crate::Mode::Enforce), or the
     /// handler ran [unprotected](crate::Delivery::is_unprotected).

@@ -19,10 +19,11 @@
 //!
 //! 1. Until the permit is taken, the caller's future does the work and nothing is claimed. So a
 //!    client that hangs up costs nothing.
-//! 2. From the claim on, the delivery runs to its end, whatever the client does. Servers drop the
-//!    future of a request whose client hung up, and senders do hang up. At its first wait, the
-//!    delivery moves to a task of its own. Until then no caller can drop it. Most deliveries over a
-//!    store in memory end without a wait. The current tracing span goes along; task-locals do not.
+//! 2. From the claim on, the delivery runs to its end, even if the client hangs up. Servers drop
+//!    the future of a request whose client has hung up, and senders do hang up. At its first wait,
+//!    the delivery moves to a task of its own. Until then no caller can drop it. Most deliveries
+//!    over a store in memory end without a wait. The current tracing span goes along; task-locals
+//!    do not.
 //! 3. A delivery takes one of `max_running` permits, then the inner service's readiness, then its
 //!    claim. In another order, a delivery could hold its event while it waits for a place in an
 //!    inner limit, and the deliveries in those places could wait for the event. A delivery that

@@ -32,8 +32,8 @@ use crate::delivery::Delivery;
 use crate::error::{BoxError, StoreError, StoreErrorKind};
 
 impl Delivery {
-    /// Begins a transaction of the handler's on its own pool. [`DedupTx::commit`] completes the
-    /// events of the delivery in it: the key and the handler's writes, in one COMMIT.
+    /// Begins a transaction of the handler on the handler's own pool. [`DedupTx::commit`] completes
+    /// the events of the delivery in it: the key and the handler's writes, in one COMMIT.
     ///
     /// ```
     /// # #[cfg(all(feature = "axum", feature = "postgres"))] {
@@ -58,11 +58,11 @@ impl Delivery {
     ///
     /// On Postgres the transaction may be idle for a [bounded
     /// time](crate::adapter::PostgresOptions::transaction_idle_timeout). An idle connection that
-    /// has fallen silent costs 1 s. A connection that somebody has left in a transaction is closed.
+    /// has become silent costs 1 s. A connection that was left in a transaction is closed.
     ///
     /// In [shadow](crate::Mode::Shadow), in a layer that is off, and in an
-    /// [unprotected](Self::is_unprotected) run, the transaction is the handler's alone: `commit`
-    /// only commits.
+    /// [unprotected](Self::is_unprotected) run, the transaction completes no event: `commit` only
+    /// commits.
     ///
     /// # Errors
     ///
@@ -89,8 +89,8 @@ impl Delivery {
     /// another driver than sqlx.
     ///
     /// Execute it in the transaction that has the handler's writes, with its one parameter, and
-    /// commit. It is an error if an event is complete already: return the error, and roll back. A
-    /// delivery that holds nothing has a statement that completes nothing.
+    /// commit. The statement fails if an event is complete already: return the error, and roll
+    /// back. For a delivery that holds no event, the statement completes nothing.
     ///
     /// # Errors
     ///
@@ -106,9 +106,9 @@ impl Delivery {
 
     /// Completes the events of this delivery in a transaction of sqlx that the handler has begun.
     ///
-    /// As [`completion`](Self::completion), with the errors of this crate. Commit afterwards. Under
-    /// [`DedupLayer::transactional`](crate::DedupLayer::transactional) the layer reads the rows
-    /// after a success; not so after [`begin`](Self::begin).
+    /// Does the same as [`completion`](Self::completion), with the errors of this crate. Commit
+    /// afterwards. Under [`DedupLayer::transactional`](crate::DedupLayer::transactional), the layer
+    /// reads the rows after a success, which it does not do after [`begin`](Self::begin).
     ///
     /// # Errors
     ///
@@ -127,9 +127,9 @@ impl Delivery {
         self.noting_refusal(ran.map_err(CommitError::of_completion))
     }
 
-    /// Says that the handler writes nothing for this delivery, as for an event of a type that it
-    /// ignores. The layer then completes the events as under a lease, and demands no transaction. A
-    /// later [`begin`](Self::begin) takes it back.
+    /// Tells the layer that the handler writes nothing for this delivery, as for an event of a type
+    /// that it ignores. The layer then completes the events as under a lease, and requires no
+    /// transaction. A later [`begin`](Self::begin) cancels this.
     pub fn nothing_to_write(&self) {
         if let Ok(held) = self.held() {
             held.say(Effect::NothingToWrite);
@@ -150,8 +150,8 @@ impl Delivery {
 
     /// Stores this response with the event, in the completion of the handler's transaction. Only
     /// the first call counts, and only before the completion. The [`Replay`](crate::Replay) of the
-    /// layer decides what of it is stored, as of a response of the handler. Without effect in a
-    /// layer that replays no responses, and in a delivery of several events.
+    /// layer decides which parts are stored, as for a response of the handler. The call has no
+    /// effect in a layer that replays no responses, and in a delivery of several events.
     ///
     /// Without it, a layer that stores responses adds the response of the handler after the commit.
     /// If the process dies in between, the event is complete without a response.
@@ -189,7 +189,7 @@ impl Delivery {
     }
 }
 
-/// A transaction of the handler's that completes the events of its delivery.
+/// A transaction of the handler that completes the events of its delivery.
 ///
 /// [`Delivery::begin`] begins it. It derefs to the connection. Dropped without
 /// [`commit`](Self::commit), it is rolled back.
@@ -228,7 +228,8 @@ pub struct DedupTx<DB: CompletionDatabase> {
 impl<DB: CompletionDatabase> DedupTx<DB> {
     /// Completes the events of the delivery, and commits.
     ///
-    /// After it nothing may fail that matters: the events are complete, and a retry is a duplicate.
+    /// After that, nothing that matters may fail: the events are complete, and a retry is a
+    /// duplicate.
     ///
     /// # Errors
     ///
@@ -264,9 +265,9 @@ impl<DB: CompletionDatabase> DedupTx<DB> {
 
     /// Completes the events now, before more statements of the handler.
     ///
-    /// Above READ COMMITTED, complete first: a renewal of the lease after the snapshot of the
-    /// transaction is a conflict otherwise. [`commit`](Self::commit) then only checks that the
-    /// completion still stands.
+    /// Above READ COMMITTED, call this before all other statements. Otherwise a renewal of the
+    /// lease after the snapshot of the transaction is a conflict. [`commit`](Self::commit) then
+    /// only checks that the completion still stands.
     ///
     /// # Errors
     ///
@@ -368,12 +369,13 @@ pub enum CommitErrorKind {
     /// the handler, or by an error that the handler ignored. What was written after its end is
     /// committed.
     TransactionEnded,
-    /// The database is away or busy, or another transaction was in the way. Nothing was committed.
+    /// The database is unavailable or busy, or another transaction conflicts. Nothing was
+    /// committed.
     Unavailable,
     /// The COMMIT has no reply: the retry finds the events complete, or runs.
     Unknown,
-    /// The database refused a statement of the handler's or the COMMIT, as for a constraint.
-    /// Nothing was committed.
+    /// The database refused a statement of the handler or the COMMIT, as for a constraint. Nothing
+    /// was committed.
     Database,
     /// The program is wrong: the pool leads to another kind of database than the store, the store
     /// is of another crate, the store or the ledger completes no events in a transaction, or, on

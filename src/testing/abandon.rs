@@ -13,8 +13,8 @@ use crate::key::{Extracted, RequestRef};
 use crate::layer::DedupLayer;
 use crate::ledger::Ledger;
 
-/// Claims the keys of a request as another process does that dies afterwards. No process renews,
-/// completes or releases the keys.
+/// Claims the keys of a request like a process that dies afterwards. No process renews, completes
+/// or releases the keys.
 ///
 /// The keys are in flight until the layer's [`lease`](DedupLayer::lease) lapses. The delivery after
 /// that runs as a takeover. [`MemoryAdapter`](crate::adapter::MemoryAdapter) follows tokio's paused

@@ -86,11 +86,11 @@ impl PostgresAdapter {
         Ok(Self(Arc::new(PostgresStore::new(pool, options, false))))
     }
 
-    /// Returns an adapter over a pool of yours, on the database that your service uses anyway.
+    /// Returns an adapter over your own pool, on the database that your service already uses.
     ///
     /// The adapter has [connections](PostgresOptions::connections) of its own, with the pool's
     /// hooks and connect options, which are closed with the pool. So only transactions of handlers
-    /// take a connection of yours.
+    /// take a connection of your pool.
     /// [`close`](crate::adapter::maintenance::MaintenanceAdapter::close) leaves the pool open. For
     /// the size of the pool, see [Connections](crate::guide::production#connections).
     #[must_use]
@@ -98,7 +98,7 @@ impl PostgresAdapter {
         Self::with_options(pool, PostgresOptions::new())
     }
 
-    /// Returns an adapter over a pool of yours, with these options. An invalid option is the error
+    /// Returns an adapter over your own pool, with these options. An invalid option is the error
     /// ([`StoreErrorKind::Config`](crate::StoreErrorKind::Config)) of every call.
     #[must_use]
     pub fn with_options(pool: PgPool, options: PostgresOptions) -> Self {
@@ -131,8 +131,8 @@ impl PostgresAdapter {
         usable(self)?.migrate().await
     }
 
-    /// Claims a key in a transaction of yours: the key is complete when, and only if, the
-    /// transaction commits.
+    /// Claims a key in your own transaction: the key is complete when, and only if, the transaction
+    /// commits.
     ///
     #[doc = include_str!("../../docs/stores/postgres_record_in.md")]
     pub async fn record_in(

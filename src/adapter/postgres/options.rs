@@ -92,8 +92,8 @@ impl PostgresOptions {
     /// (`synchronous_standby_names`). Completions, and claims that are complete at once, always
     /// wait.
     ///
-    /// A crash of the *database* can lose a claim of its last moments that did not wait. The
-    /// event's retry then runs beside the handler.
+    /// A crash of the *database* can lose a recent claim that did not wait. The event's retry then
+    /// runs while the first handler still runs.
     pub fn durable_claims(mut self, durable: bool) -> Self {
         self.durable_claims = durable;
         self
@@ -106,9 +106,9 @@ impl PostgresOptions {
     /// keys with the same retention, lease and stored data in a statement. A call that is alone is
     /// sent at once. Up to 16,384 calls wait; past that, claims are refused.
     ///
-    /// The connections are beside the pool, with its options. While batches take longer than 500
-    /// ms, up to as many more are opened, because the others may have fallen silent. Calls that
-    /// wait for a locked row have as many, and purges, calls of operators and reads of stored
+    /// The connections are not part of the pool, but have its options. While batches take longer
+    /// than 500 ms, up to as many more are opened, because the others may have become silent. Calls
+    /// that wait for a locked row have as many, and purges, calls of operators and reads of stored
     /// responses have four. A connection is opened when it is needed.
     ///
     /// 0 is invalid.
@@ -119,14 +119,13 @@ impl PostgresOptions {
 
     /// Sets how long one statement may take. The default is 5 s.
     ///
-    /// After that its connection is closed and its outcome is unknown, so that a connection that
-    /// has fallen silent, without a reset, costs this time once and no more. Choose more than the
-    /// layer's `store_timeout`, which ends the wait of a caller. Choose less than a third of the
-    /// lease, so that a renewal that was lost can be made again. Statements of a purge, of
-    /// statistics and of a list have six times as long; migrating has ten minutes. A call of an
-    /// operator ends within the time of one statement, with
-    /// [`StoreErrorKind::Timeout`](crate::StoreErrorKind::Timeout); `forget`, which reads and
-    /// writes, within two.
+    /// After that, its connection is closed, and its outcome is unknown. So a connection that has
+    /// become silent, without a reset, costs this time only once. Choose more than the layer's
+    /// `store_timeout`, which ends the wait of a caller. Choose less than a third of the lease, so
+    /// that a renewal that was lost can be made again. Statements of a purge, of statistics and of
+    /// a list have six times as long; migrating has ten minutes. A call of an operator ends within
+    /// the time of one statement, with [`StoreErrorKind::Timeout`](crate::StoreErrorKind::Timeout);
+    /// `forget`, which reads and writes, within two.
     ///
     /// A time below 1 ms or above a day is invalid.
     pub fn statement_timeout(self, timeout: Duration) -> Self {
@@ -140,9 +139,9 @@ impl PostgresOptions {
     /// After that the server ends the session and rolls back: without a bound, a process that hangs
     /// in its transaction, or whose machine has vanished, would hold its rows for ever, and the
     /// retry of its event would wait for them. [`Delivery::begin`](crate::Delivery::begin) sets
-    /// `idle_in_transaction_session_timeout` for its transaction, whatever the session has; the
-    /// handler may change it by `SET LOCAL`. A completion by another driver sets it where the
-    /// session has none. A time that is spent in a statement does not count.
+    /// `idle_in_transaction_session_timeout` for its transaction, and ignores the value of the
+    /// session; the handler may change it by `SET LOCAL`. A completion by another driver sets it
+    /// only if the session has none. Time in a statement does not count.
     ///
     /// A time below 1 ms or above a day is invalid.
     pub fn transaction_idle_timeout(self, timeout: impl Into<Option<Duration>>) -> Self {

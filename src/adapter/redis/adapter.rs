@@ -80,7 +80,7 @@ impl RedisAdapter {
         }
     }
 
-    /// Returns an adapter over a client of yours: a `redis::Client`, a `SentinelClient` or a
+    /// Returns an adapter over your own client: a `redis::Client`, a `SentinelClient` or a
     /// `ClusterClient`.
     ///
     /// The first call connects. A server that may not be used refuses every call with
@@ -90,8 +90,8 @@ impl RedisAdapter {
         Self(Slot::new(client.into(), RedisOptions::new()))
     }
 
-    /// Returns an adapter over a client of yours, with these options. An invalid option is the
-    /// error ([`StoreErrorKind::Config`](crate::StoreErrorKind::Config)) of every call.
+    /// Returns an adapter over your own client, with these options. An invalid option is the error
+    /// ([`StoreErrorKind::Config`](crate::StoreErrorKind::Config)) of every call.
     #[must_use]
     pub fn with_options(client: impl Into<RedisClient>, options: RedisOptions) -> Self {
         Self(Slot::new(client.into(), options))

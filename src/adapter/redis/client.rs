@@ -30,12 +30,12 @@ const UNACKNOWLEDGED: Duration = Duration::from_secs(5);
 /// How many commands one connection queues before their callers wait.
 const QUEUED: usize = 1_024;
 
-/// A client of yours, for [`RedisAdapter::new`](crate::adapter::RedisAdapter::new): a
+/// Your own client, for [`RedisAdapter::new`](crate::adapter::RedisAdapter::new): a
 /// `redis::Client`, a `SentinelClient` for the master, or a `ClusterClient`.
 ///
-/// The adapter opens connections of its own by it, and opens them again when they break or fall
-/// silent. TLS, certificates, passwords and TCP settings are those of the client. The times of a
-/// call are those of [`RedisOptions`].
+/// The adapter opens its own connections through the client, and opens them again if they break or
+/// become silent. The client sets TLS, certificates, passwords and TCP options. [`RedisOptions`]
+/// sets the time limits of a call.
 ///
 /// A `SentinelClient` or `ClusterClient` with TLS by rustls needs a cryptographic provider of the
 /// process: see [`RedisAdapter`](crate::adapter::RedisAdapter#tls).
@@ -43,7 +43,8 @@ const QUEUED: usize = 1_024;
 /// Set `TCP_NODELAY`, which `redis` leaves off: `TcpSettings::default().set_nodelay(true)`. A
 /// `ClusterClient` waits for 1.28 s before it repeats a command, unless you set `retries(3)`,
 /// `min_retry_wait(20)` and `max_retry_wait(200)`. It ends each call after its own response
-/// timeout, unless you set `overall_response_timeout(None)`. A URL sets all of it.
+/// timeout, unless you set `overall_response_timeout(None)`. With a URL, the adapter sets all of
+/// this.
 ///
 /// Clones lead to the same servers.
 #[derive(Clone)]

@@ -32,7 +32,7 @@ impl RedisOptions {
         }
     }
 
-    /// Sets what every key of Redis begins with, so that several programs can share a server:
+    /// Sets the prefix of every key in Redis, so that several programs can share a server:
     /// `[A-Za-z0-9_.-]{1,32}`; `dedup` by default.
     ///
     /// The parameter `dedup_prefix` of the URL replaces it.
@@ -43,8 +43,8 @@ impl RedisOptions {
 
     /// Sets how long one call may take, with its repetitions: from 1 ms to 1 day; 1.8 s by default.
     ///
-    /// Within this time, a call is repeated after an error of the connection and after a refusal
-    /// that passes, such as `LOADING`. Keep it below the layer's
+    /// Within this time, a call is repeated after an error of the connection and after a temporary
+    /// refusal, such as `LOADING`. Keep it below the layer's
     /// [`store_timeout`](crate::DedupLayer::store_timeout).
     pub fn call_timeout(mut self, bound: Duration) -> Self {
         self.call_timeout = bound;
@@ -54,8 +54,8 @@ impl RedisOptions {
     /// Sets how long the server may take to reply to one command: from 1 ms to 1 day; 1 s by
     /// default. Then the connection is replaced.
     ///
-    /// Keep it below [`call_timeout`](Self::call_timeout), so that a call whose connection fell
-    /// silent has time for another connection.
+    /// Keep it below [`call_timeout`](Self::call_timeout), so that a call whose connection has
+    /// become silent has time for another connection.
     pub fn response_timeout(mut self, bound: Duration) -> Self {
         self.response_timeout = bound;
         self

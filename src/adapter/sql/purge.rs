@@ -56,8 +56,8 @@ pub struct Purging {
 }
 
 impl Purging {
-    /// Deletes up to 1,000 keys in a statement, every ten minutes. A statement that deletes so many
-    /// is repeated at once.
+    /// Deletes up to 1,000 keys in a statement, every ten minutes. A statement that deletes 1,000
+    /// keys is repeated at once.
     pub const fn new() -> Self {
         Self { every: Some(Duration::from_secs(600)), keys_per_statement: 1_000 }
     }

@@ -106,17 +106,17 @@ impl SqliteAdapter {
         Ok(Self(Arc::new(SqliteStore::new(readers, writer, options, false))))
     }
 
-    /// Returns an adapter over a pool of yours, on the file that your service uses anyway.
+    /// Returns an adapter over your own pool, on the file that your service already uses.
     ///
     /// The pool's settings stay as they are: see [Your own pool](#your-own-pool). Renewals need a
-    /// connection too. [`close`](crate::adapter::maintenance::MaintenanceAdapter::close) leaves the
-    /// pool open.
+    /// connection, too. [`close`](crate::adapter::maintenance::MaintenanceAdapter::close) leaves
+    /// the pool open.
     #[must_use]
     pub fn new(pool: SqlitePool) -> Self {
         Self::with_options(pool, SqliteOptions::new())
     }
 
-    /// Returns an adapter over a pool of yours, with these options. An invalid option is the error
+    /// Returns an adapter over your own pool, with these options. An invalid option is the error
     /// ([`StoreErrorKind::Config`]) of every call.
     #[must_use]
     pub fn with_options(pool: SqlitePool, options: SqliteOptions) -> Self {
@@ -149,8 +149,8 @@ impl SqliteAdapter {
         usable(self)?.prepare().await
     }
 
-    /// Claims a key in a transaction of yours: the key is complete when, and only if, the
-    /// transaction commits.
+    /// Claims a key in your own transaction: the key is complete when, and only if, the transaction
+    /// commits.
     ///
     #[doc = include_str!("../../docs/stores/sqlite_record_in.md")]
     pub async fn record_in(

@@ -40,11 +40,11 @@ impl SqliteOptions {
         self
     }
 
-    /// Sets how long a transactional delivery waits for those before it, which run one at a time.
-    /// The default is 5 s. After that its answer is 503.
+    /// Sets how long a transactional delivery waits for the transactional deliveries before it,
+    /// which run one at a time. The default is 5 s. After that, its answer is 503.
     ///
-    /// Every other write to the file in this process waits as long, and is then refused. So is a
-    /// handler that holds the transaction and calls the adapter beside it.
+    /// Every other write to the file in this process waits for the same time, and is then refused.
+    /// So is a call to the adapter by a handler that holds the transaction.
     ///
     /// A time below 1 ms or above a day is invalid.
     pub fn write_lock_timeout(self, timeout: Duration) -> Self {
