@@ -1,4 +1,4 @@
-//! The way of one delivery: claim, wait, handle, settle.
+//! The steps of one delivery: claim, wait, handle, settle.
 //!
 //! 1. [`AnyLedger::begin`](crate::ledger::AnyLedger::begin) claims the keys of the delivery.
 //! 2. [`Waiter::claim`](waiters::Waiter::claim): while another delivery runs the event, the

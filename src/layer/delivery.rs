@@ -1,6 +1,6 @@
 //! One delivery, from its claim to its ending.
 //!
-//! [`Run::to_the_end`] takes the way of [`run`](crate::run). To its steps it adds these:
+//! [`Run::to_the_end`] follows the steps of [`run`](crate::run), and adds these:
 //!
 //! 1. While the delivery waits for another one, it gives up its permit and the inner service's
 //!    readiness. It takes both again for each of its claims.
@@ -8,8 +8,8 @@
 //!    success, if duplicates get it.
 //! 3. Deliveries that wait for the event are woken once the claim is settled.
 //!
-//! A request without a key takes the same way, with nothing to claim. [`shadow`](super::shadow) has
-//! a way of its own.
+//! A request without a key follows the same steps, with nothing to claim. [`shadow`](super::shadow)
+//! has its own steps.
 //!
 //! # What happens if a future is dropped?
 //!

@@ -1,11 +1,12 @@
-//! [`Gate`]: bounds how many deliveries run and wait, and wakes those that wait. It has the mode
-//! too.
+//! [`Gate`]: bounds how many deliveries run and wait, and wakes those that wait. It also has the
+//! mode.
 //!
 //! A layer shares one gate with its clones, its services and its handles.
 //!
-//! A delivery that has waited claims again only with a permit to run, because it may have to run:
-//! whoever holds an event never waits, and a claim on arrival is final. Many such deliveries, each
-//! for an event that runs elsewhere, must not cause new ones to be refused while no handler runs:
+//! A delivery that has waited claims again only with a permit to run, because it may have to run: a
+//! delivery that holds an event never waits, and a claim on arrival is final. Many such deliveries,
+//! each for an event that runs elsewhere, must not cause new ones to be refused while no handler
+//! runs:
 //!
 //! 1. At most [`TURNS`] of them claim at the same time. They take permits that are free, and wait
 //!    for none.

@@ -2,15 +2,15 @@
 //!
 //! 1. A delivery claims its keys under a lease, which is renewed while the handler runs. If the
 //!    process dies, the lease lapses. The retry then runs, flagged as a takeover.
-//! 2. Success is success. After the handler's success, the answer is the handler's: the completion
-//!    counts whichever delivery holds the lease by then. If the store does not reply, the
-//!    completion continues in the background. Until it has ended, this process treats the key as
-//!    complete and renews its lease.
+//! 2. After a success, the sender gets the handler's answer. The completion takes effect even if
+//!    another delivery holds the lease by then. If the store does not reply, the completion
+//!    continues in the background. Until it has ended, this process treats the key as complete and
+//!    renews its lease.
 //! 3. The keys of a handler that fails are released at once, so that the retry runs at once.
 //! 4. A claim whose reply was lost is released by its token. Once the release has returned, the
 //!    claim has no effect any more, however late it arrives. A release that fails is repeated for
-//!    10 min. No slot is reserved for it before the claim: one that finds none leaves its key to
-//!    the lease.
+//!    10 min. No slot is reserved for it before the claim. A release that finds no slot leaves its
+//!    key to the lease.
 //! 5. A claim that fails because stored data is unreadable is released too: the store has executed
 //!    it.
 //! 6. A runtime that shuts down drops its deliveries and starts no task. So their keys are not
@@ -18,11 +18,11 @@
 //!
 //! # In the handler's own COMMIT
 //!
-//! The transactional ledger is a lease that demands a completion. After a success of the handler,
+//! The transactional ledger is a lease that requires a completion. After a success of the handler,
 //! one of these holds:
 //!
 //! 1. A [`DedupTx`](crate::DedupTx) has committed the events.
-//! 2. The handler has said [`nothing_to_write`](crate::Delivery::nothing_to_write): the ledger
+//! 2. The handler has called [`nothing_to_write`](crate::Delivery::nothing_to_write): the ledger
 //!    completes the events.
 //! 3. The store says that all events are complete by the token of the claim: another driver has
 //!    completed them.
@@ -31,8 +31,8 @@
 //! its lease lapses, and the retry runs. Safety does not depend on the lease: of two runs of an
 //! event, the second cannot commit.
 //!
-//! Under [`DedupLayer::new`](crate::DedupLayer::new), a handler that begins such a transaction, or
-//! takes a statement for one, owes the same. Any other handler owes nothing.
+//! Under [`DedupLayer::new`](crate::DedupLayer::new), the same applies to a handler that begins
+//! such a transaction, or takes a statement for one. No other handler has to commit.
 
 use std::fmt;
 use std::future::Future;

@@ -1,15 +1,15 @@
 //! Completion in the handler's own transaction: [`Delivery::begin`], [`Delivery::completion`].
 //!
-//! 1. The claim is that of a lease. The handler opens a transaction, writes, and completes the
-//!    events in it. Nothing is lent, and no connection is held while a handler thinks.
+//! 1. The layer claims under a lease. The handler opens a transaction, writes, and completes the
+//!    events in it. The layer holds no connection while the handler runs.
 //! 2. A completion writes the rows of all events that the delivery holds, if none is complete. The
-//!    first COMMIT wins, whoever holds the lease. So the row decides, and the lease only keeps
-//!    others from running in vain.
+//!    first COMMIT wins, whoever holds the lease. So the row decides, and the lease only prevents
+//!    runs that could not commit.
 //! 3. A transaction that [`DedupTx`] commits is known to have completed its events. After a
 //!    completion by another driver, the ledger reads the rows: see
 //!    [`Transactional`](super::Transactional).
 //! 4. A delivery that holds nothing completes nothing: one in shadow, one of a layer that is off,
-//!    one that runs unprotected. Its transaction is the handler's alone.
+//!    one that runs unprotected. Its transaction contains only the handler's writes.
 
 use std::any::Any;
 use std::fmt;

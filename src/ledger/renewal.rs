@@ -1,7 +1,7 @@
 //! Renews the leases of running handlers.
 //!
 //! 1. A lease is renewed at a third of its length. After a failed attempt, and while an open
-//!    transaction holds the row, it is asked again at a twelfth.
+//!    transaction locks the row, the renewal is repeated after a twelfth.
 //! 2. One task for each layer and runtime (the sweeper) starts a task for each lease that is due
 //!    for the first time. So the lease of a handler that blocks its thread is renewed.
 //! 3. A lease is renewed on the runtime of its own delivery. A runtime that is blocked delays the

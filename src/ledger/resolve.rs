@@ -1,12 +1,13 @@
 //! From the replies of the store to one verdict per delivery.
 //!
 //! 1. The identities of an event are claimed in two steps: first its second identity, then its key.
-//!    Whoever sends a body that was handled under the id of another event meets a duplicate before
-//!    the store has touched that id. An event with one identity is claimed in the first step. Each
-//!    key is claimed by a call of its own, and the calls of a step are made at the same time.
+//!    If somebody sends a body that was handled under the id of another event, the delivery is a
+//!    duplicate before the store has touched that id. An event with one identity is claimed in the
+//!    first step. Each key is claimed by a call of its own, and the calls of a step are made at the
+//!    same time.
 //! 2. The key is claimed if the second identity was. It is also claimed if the second identity is
-//!    complete for this very key: then the key alone decides, and an operator forgets one key to
-//!    let the event run again. So the row of a second identity names its key, by a SHA-256.
+//!    complete for the same key: then the key alone decides, and an operator forgets one key to let
+//!    the event run again. So the row of a second identity names its key, by a SHA-256.
 //! 3. An event is new if its key was claimed. It is a duplicate if its key is complete, or its
 //!    second identity is complete for another key, or for one that the store does not name.
 //!    Otherwise it is in flight, also if a claim has failed. If no event is new, the error of a
@@ -14,13 +15,13 @@
 //! 4. An event that shares an identity with an earlier event of the same delivery is a duplicate of
 //!    that event.
 //! 5. The identities that the calls have claimed of a new event are held. Those of every other
-//!    event are released, never completed: whoever cannot sign may send a body that was handled
-//!    under the id of an event that was not. An identity whose claim has an unknown outcome is
-//!    released too.
+//!    event are released, never completed: an attacker who cannot sign may send a body that was
+//!    handled under the id of an event that was not. An identity whose claim has an unknown outcome
+//!    is released too.
 //! 6. Payloads are compared under the key of an event. Only payloads of complete keys are compared:
 //!    an attempt that failed had no effect that could differ. A mismatch is a duplicate, and is
 //!    reported. The payload of an event with a content identity is that content, because a body
-//!    that was not handled can use up an id.
+//!    that was not handled can complete an id.
 //! 7. A response is replayed to a delivery of one event only.
 
 use std::collections::HashSet;

@@ -1,13 +1,13 @@
 //! [`Waiters`]: the deliveries of one process that wait for events in flight.
 //!
 //! 1. At most [`MOST_OF_A_KEY`] deliveries wait for one key. So duplicates of one event take few
-//!    places.
+//!    slots.
 //! 2. Deliveries with equal identities wait for the same rows. One of them has the turn: it alone
 //!    claims again, at growing pauses. The others wait for the turn.
 //! 3. It claims only if it may run: see [`Admission`]. If it may not now, it waits for its next
 //!    pause.
-//! 4. Dropped, a turn goes to the next waiter, in the order of arrival. The pauses are those of the
-//!    event, so the next waiter goes on where the one before has stopped.
+//! 4. If the waiter with the turn is dropped, the turn goes to the next waiter, in the order of
+//!    arrival. The pauses belong to the event, so the next waiter continues them.
 //! 5. The end of a delivery wakes the waiter with the turn, which claims at once. If it finds the
 //!    event complete, the next waiter claims at once, too. If it runs the event itself, the next
 //!    waiter polls.

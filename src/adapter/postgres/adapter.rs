@@ -1,5 +1,5 @@
-//! [`PostgresAdapter`]: how it is made, and keys that a program records in a transaction of its
-//! own, without a layer.
+//! [`PostgresAdapter`]: its constructors, and keys that a program records in its own transaction,
+//! without a layer.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,20 +1,21 @@
-//! The adapter's connections: lent for one statement, and closed if the reply does not come.
+//! The adapter's connections: each is taken for one statement, and closed if the reply does not
+//! come.
 //!
 //! A connection may stop carrying bytes without a reset: the server's machine is gone, or a
 //! firewall has forgotten the flow. sqlx sets no TCP keepalive and gives a statement no timeout, so
 //! the adapter sets the timeouts.
 //!
-//! 1. The adapter uses connections of its own, beside the user's pool, so that no statement runs in
-//!    a transaction that the user has leaked. A private pool opens them, with the hooks and the
-//!    connect options of the user's: rotated credentials take effect. It holds none, because sqlx
-//!    takes a connection back by a ping that has no bound.
+//! 1. The adapter has connections of its own, so that no statement runs in a transaction that the
+//!    user has leaked. A private pool opens them, with the hooks and the connect options of the
+//!    user's pool, so that rotated credentials take effect. The private pool keeps no connection,
+//!    because sqlx pings a returned connection without a time limit.
 //! 2. A statement that takes too long, or whose caller is dropped, is abandoned: its connection is
 //!    closed, and its outcome is unknown.
 //! 3. If one statement is late, or one connection has failed, the idle connections may have failed
 //!    too: they are closed.
-//! 4. The connections end with the user's pool: the task that purges sees its end. Otherwise a
-//!    database could not be dropped after its pool was closed, as `#[sqlx::test]` does, while a
-//!    handle to the adapter exists.
+//! 4. The connections are closed with the user's pool: the task that purges detects its end.
+//!    Otherwise a database could not be dropped after its pool was closed, as `#[sqlx::test]` does,
+//!    while a handle to the adapter exists.
 //!
 //! [`Senders`](super::senders::Senders) bounds the sessions of abandoned statements.
 

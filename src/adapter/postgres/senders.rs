@@ -5,17 +5,18 @@
 //! notices that the client has gone; or for a disk or a standby. The adapter does not look for that
 //! session. Without a bound, each call would leave one more. So [`Senders`] counts them:
 //!
-//! 1. An abandoned statement is counted until one succeeds that may wait for as much: see [`Work`].
+//! 1. An abandoned statement is counted until a statement succeeds that may wait for the same: see
+//!    [`Work`].
 //! 2. From [`MOST`] on, only one session sends at a time, the *probe*, and the others wait for its
-//!    end. Those that were sending before may be abandoned too. Reads go on beside the probe while
-//!    no read was abandoned, and then have a probe of their own. So there are at most as many
-//!    sessions as this number and the connections, [`OTHERS`] that read, and the two probes.
-//! 3. A probe waits for as long as there have been so many, because one that is abandoned leaves
+//!    end. Statements that were sent before may be abandoned, too. Reads continue while no read was
+//!    abandoned; after that, they have a probe of their own. So the number of sessions is at most
+//!    the sum of [`MOST`], the connections, [`OTHERS`] that read, and the two probes.
+//! 3. A probe waits for as long as the count has been that high, because an abandoned probe leaves
 //!    one more session.
-//! 4. Its connection may fall silent meanwhile: the fault may end by a failover. So the adapter
-//!    asks the server over a new connection, again and again, whether it runs the probe. If not,
-//!    the probe is abandoned at once: it leaves no session on this server. If nobody answers, or
-//!    the answer may be wrong, the probe waits on.
+//! 4. The connection of a probe may become silent meanwhile, as in a failover that ends the fault.
+//!    So the adapter asks the server repeatedly, over a new connection, whether it runs the probe.
+//!    If not, the probe is abandoned at once, because it leaves no session on this server. If no
+//!    answer comes, or the answer may be wrong, the probe continues to wait.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;

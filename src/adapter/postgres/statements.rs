@@ -5,11 +5,12 @@
 //! 1. `key` is the first 16 bytes of the SHA-256 over namespace, line feed and id (a namespace
 //!    holds no control character). The names stand beside it to be read; no index covers them.
 //! 2. Statements hold row locks until they end, but an open transaction may hold them as long as a
-//!    handler runs. How a statement of a batch meets such a row, says [`Wait`]. `claim_existing`,
-//!    `forget` and `purge` pass over it, and a read needs no lock. `lock_timeout` is set for the
-//!    statement only; the table's lock, which DDL takes, has no such bound.
-//! 3. Every statement is as durable as `synchronous_commit = on`, whatever a role or a database is
-//!    set to; except claims under a lease, if the server has no synchronous standby.
+//!    handler runs. [`Wait`] says what a statement of a batch does with such a row.
+//!    `claim_existing`, `forget` and `purge` pass over it, and a read needs no lock. `lock_timeout`
+//!    is set for the statement only; the table's lock, which DDL takes, has no such bound.
+//! 3. Every statement is as durable as with `synchronous_commit = on`, whatever the setting of a
+//!    role or a database. Claims under a lease are an exception if the server has no synchronous
+//!    standby.
 //! 4. The clock is `clock_timestamp()`, which advances while a statement waits. An insertion reads
 //!    it once a row, before it waits for a row that is then rolled back: no longer than rule 2
 //!    allows.

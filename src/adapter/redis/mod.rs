@@ -6,13 +6,13 @@
 //! 2. Every script is idempotent by the caller's token. Each write raises the version of the row. A
 //!    release always writes, and leaves a row where there is none. A claim inserts, or takes the
 //!    version that it has read. So a claim that arrives after its release changes nothing.
-//! 3. The value is the truth: it holds the state, the token and the times. Redis's own TTL only
-//!    purges: it ends [`PURGE_GRACE`](super::maintenance::PURGE_GRACE) after the retention and
-//!    after the lease.
+//! 3. The value decides: it holds the state, the token and the times. Redis's own TTL only purges:
+//!    it ends [`PURGE_GRACE`](super::maintenance::PURGE_GRACE) after the retention and after the
+//!    lease.
 //! 4. All times are those of the server's clock, by `TIME` in the script.
 //! 5. A duplicate writes nothing.
-//! 6. An idle adapter sends nothing. `redis` does the connecting: see `slot` for what it leaves to
-//!    us.
+//! 6. An idle adapter sends nothing. The crate `redis` opens the connections. `slot` says what it
+//!    does not do.
 
 mod adapter;
 mod client;

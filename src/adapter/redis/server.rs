@@ -3,7 +3,8 @@
 //! 1. The primaries are asked for `INFO` when connections open.
 //! 2. A server that may evict keys, is too old, or is of another kind than the client is not used.
 //! 3. Another process (`run_id`), another history (`master_replid`) or more evicted keys than
-//!    before is a suspicion, and is told once. It proves no loss, and its absence excludes none.
+//!    before raises a suspicion, which is reported once. A suspicion does not prove a loss, and
+//!    writes may be lost without one.
 
 use std::borrow::Cow;
 use std::collections::HashMap;

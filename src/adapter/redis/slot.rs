@@ -6,19 +6,19 @@
 //! socket, and after a refusal that another server might not send. Connections in doubt are
 //! replaced.
 //!
-//! 1. One task opens the next connections for all callers. It goes on if a caller goes away.
-//! 2. A repetition does not go over connections in doubt: it waits for the next ones. Other calls
-//!    do, because in a cluster the other primaries still reply.
+//! 1. One task opens the next connections for all callers. It continues if a caller is dropped.
+//! 2. A repetition does not use connections in doubt: it waits for the next ones. First attempts
+//!    use them, because in a cluster the other primaries still reply.
 //! 3. In a cluster, open connections are replaced only by ones that reach every primary. While a
 //!    primary hangs, new ones would serve no other key better, and each of their calls there would
 //!    hold up all others: `redis` looks for the slots again, and asks the silent primary too. A
-//!    link to another node that falls silent meanwhile stays until the kernel ends it: see
+//!    connection to another node that becomes silent meanwhile stays until the kernel ends it: see
 //!    `UNACKNOWLEDGED`.
 //! 4. A call is repeated within its time, because every script is idempotent by its token: a claim
 //!    finds its own row, or another version than it names. If one attempt may have been executed,
 //!    the outcome of the call is unknown.
-//! 5. `WAIT` holds up everything behind it on its connection, and waits for the writes of its own
-//!    connection only. So a call that waits for replicas is one script with its `WAIT`, on one of a
+//! 5. `WAIT` delays every command behind it on its connection, and waits only for the writes of its
+//!    own connection. So a call that waits for replicas is one script with its `WAIT`, on one of a
 //!    few further connections.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

@@ -4,12 +4,12 @@
 //! 1. If several calls of a batch name one key, only the first call's row is sent. Its reply
 //!    decides those of other claims, as far as it can. A call without a reply is sent in the next
 //!    statement.
-//! 2. A batch that fails because of one row is sent again in parts, and a part that fails one by
-//!    one, without the rows that have their reply, until the bad row stands alone and only its
-//!    caller gets the error. So it goes with every kind of call, for [`SPLIT_TIME`] at most: then
-//!    the calls that are left get the error, and are repeated by their callers. They are not in
-//!    flight, because their keys may be free. After any other failure all callers of the statement
-//!    get the same error.
+//! 2. A batch that fails because of one row is sent again in parts, without the rows that have
+//!    their reply. A part that fails is sent one row at a time, until only the caller of the bad
+//!    row gets the error. This applies to every kind of call, for at most [`SPLIT_TIME`]. Then the
+//!    remaining calls get the error, and their callers repeat them. These calls are not in flight,
+//!    because their keys may be free. After any other failure, all callers of the statement get the
+//!    same error.
 //! 3. A statement carries at most 8 MiB of responses, or one response that is larger. A batch reads
 //!    no responses: see [`SqlStore::read_response`](super::store::SqlStore::read_response).
 

@@ -1,4 +1,4 @@
-//! [`SqliteAdapter`]: how it is made, and keys that a program records in a transaction of its own,
+//! [`SqliteAdapter`]: its constructors, and keys that a program records in its own transaction,
 //! without a layer.
 
 use std::sync::Arc;

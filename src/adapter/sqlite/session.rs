@@ -1,9 +1,10 @@
 //! [`SqliteSession`]: the statements of a batch on a connection.
 //!
 //! The first statement is for the common case: claims of keys without a row, completions by the
-//! holder. It returns only how many rows it wrote. If those are all, nothing more is sent, nor
-//! after a release. If not, the statement for every case follows for all keys: a token that has got
-//! a key gets it again. A row that this statement does not write is read, and decides the reply.
+//! holder. It returns only how many rows it wrote. If it wrote all rows, or after a release,
+//! nothing more is sent. Otherwise the statement for every case follows for all keys; a token that
+//! has got a key gets it again. A row that this statement does not write is read, and decides the
+//! reply.
 
 use std::ops::DerefMut;
 use std::sync::Arc;
