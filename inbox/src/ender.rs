@@ -1,4 +1,4 @@
-//! [`Ender`]: writes what became of rows, many at a time, and renews the turns of the rows that
+//! [`Ender`]: writes the new states of rows, many at a time, and renews the turns of the rows that
 //! run.
 
 use std::collections::{HashMap, HashSet};

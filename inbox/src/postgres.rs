@@ -2,12 +2,11 @@
 //!
 //! 1. An answer *stored* leaves only after a COMMIT that is as durable as
 //!    `synchronous_commit = on`, whatever the role or the database is set to. Other statements need
-//!    not be: what a crash undoes is done again, as a duplicate.
-//! 2. Insertions lock rows in the order of their keys, and every other statement passes over locked
-//!    rows.
-//! 3. A connection is opened by the connect options of the user's pool, and is not of the pool.
-//!    Each call has a bound. A call that outlives it, or that is dropped, drops its connection:
-//!    nobody waits for a ping.
+//!    not be durable: what a crash undoes is done again, as a duplicate.
+//! 2. Insertions lock rows in the order of their keys, and every other statement skips locked rows.
+//! 3. Connections are opened by the connect options of the user's pool, but are not part of the
+//!    pool. Each call has a time limit. A call that exceeds it, or that is dropped, drops its
+//!    connection, so no caller waits for a ping.
 //! 4. The server ends the session of such a call, whatever it waits for, because its client has
 //!    gone.
 //! 5. `clock_timestamp()` is the only clock.

@@ -219,15 +219,15 @@ pub enum Parked {
     Failed,
     /// The process died, or lost its turn, at the last attempt.
     Died,
-    /// The handler answered the sender's own delivery with a status that says that it never takes
-    /// such a request: 400, 405, 410, 413, 414, 415, 422. Nobody is alerted. The row is deleted a
-    /// week later.
+    /// The handler answered the sender's own delivery with a status by which it refuses such a
+    /// request for good: 400, 405, 410, 413, 414, 415 or 422. There is no alert. The row is deleted
+    /// a week later.
     Refused,
     /// The layer refuses another body under the id of a complete event.
     Mismatch,
     /// The redelivery reached no layer with the events of the row.
     Misrouted,
-    /// The row was too old to run: its key may be forgotten.
+    /// The row is too old to run: the store may have forgotten its key.
     Expired,
     /// The row cannot be read.
     Unreadable,
@@ -244,7 +244,7 @@ impl Parked {
         Self::Unreadable,
     ];
 
-    /// Returns the reason as the table, the records and the metrics have it.
+    /// Returns the reason as it is written in the table, the records and the metrics.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {

@@ -78,11 +78,11 @@ impl Settings {
     }
 }
 
-/// What is wrong with an inbox, or what its table has answered.
+/// An error of an inbox or of its table.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum InboxError {
-    /// A setting is invalid, or a layer that no inbox can be around. The text names it.
+    /// A setting is invalid, or the layer cannot have an inbox around it. The text names the fault.
     Setting(String),
     /// The table did not answer, or refused a statement.
     Table(Box<dyn std::error::Error + Send + Sync>),

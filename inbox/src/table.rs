@@ -1,4 +1,4 @@
-//! [`Table`]: what the inbox asks of its table, in a database's words.
+//! [`Table`]: the calls of the inbox to its table, for each database.
 
 use std::time::Duration;
 

@@ -1,4 +1,5 @@
-//! [`Writer`]: stores deliveries. What arrives while a batch is on its way is the next batch.
+//! [`Writer`]: stores deliveries. The deliveries that arrive while a batch is written form the next
+//! batch.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
