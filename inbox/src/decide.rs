@@ -37,12 +37,12 @@ pub(crate) struct History {
 }
 
 impl History {
-    /// Of a delivery that has just been stored.
+    /// The history of a delivery that has just been stored.
     pub(crate) const NEW: Self =
         Self { attempts: 0, misrouted: 0, answered: false, is_redelivery: false };
 }
 
-/// What becomes of the row, and whether the sender is told *stored* in place of the response.
+/// The next state of the row, and whether the sender is told *stored* in place of the response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Decision {
     pub(crate) fate: Fate,

@@ -40,7 +40,7 @@ const REPEATS: usize = 5;
 const DURABLE: &str = "CASE WHEN current_setting('synchronous_commit') IN ('off', 'local', 'remote_write') \
      THEN set_config('synchronous_commit', 'on', true) END";
 const NOT_DURABLE: &str = "set_config('synchronous_commit', 'off', true)";
-/// As `tower-dedup` does, for sessions of its own.
+/// `tower-dedup` sets the same for its own sessions.
 const CHECK_CLIENT: &str = "SELECT set_config('client_connection_check_interval', '1s', false) \
      WHERE current_setting('client_connection_check_interval') = '0'";
 

@@ -57,7 +57,7 @@ pub(crate) struct NewRow {
     pub(crate) body: Bytes,
     /// The name of the verification that the delivery has passed.
     pub(crate) verified: Option<String>,
-    /// Of the run that follows at once; `None` if the loop runs it.
+    /// The turn of the run that follows at once; `None` if the loop runs the row.
     pub(crate) turn: Option<Token>,
 }
 
@@ -147,7 +147,7 @@ pub(crate) struct Place {
     pub(crate) turn: Token,
 }
 
-/// What becomes of a row after a run.
+/// The state of a row after a run.
 #[derive(Debug, Clone)]
 pub(crate) struct Change {
     pub(crate) at: Place,
@@ -201,7 +201,7 @@ impl Change {
     }
 }
 
-/// What a run counts as.
+/// How a run is counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Counts {
     Nothing,

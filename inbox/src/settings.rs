@@ -5,8 +5,8 @@ use std::time::Duration;
 
 /// How long a row may wait for its run.
 pub(crate) const LIFE: Duration = Duration::from_secs(14 * 86_400);
-/// What the retention of a key has to have beyond the time in which its sender delivers again: no
-/// row outlives its key.
+/// How much longer the retention of a key has to be than the time in which its sender delivers
+/// again, so that no row outlives its key.
 pub(crate) const SPARE: Duration = Duration::from_secs(15 * 86_400);
 /// That time, of a sender whose preset does not say so.
 pub(crate) const FLOOR: Duration = Duration::from_secs(7 * 86_400);

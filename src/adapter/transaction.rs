@@ -251,8 +251,8 @@ pub(crate) async fn acquire<DB: CompletionDatabase>(
 /// Returns a connection of the pool. sqlx tests an idle one without a bound, and one that has
 /// fallen silent never replies.
 async fn tested<DB: CompletionDatabase>(pool: &Pool<DB>) -> sqlx::Result<PoolConnection<DB>> {
-    // Without an idle connection there is none to test, and whoever waits for a busy pool keeps its
-    // place in the line.
+    // Without an idle connection there is none to test, and a caller that waits for a busy pool
+    // keeps its place in the queue.
     let Some(bound) = DB::TEST_TIMEOUT.filter(|_| pool.num_idle() > 0) else {
         return pool.acquire().await;
     };

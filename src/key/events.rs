@@ -39,7 +39,7 @@ pub(crate) struct Events<'e> {
     /// Reads the type of an event to which the rule gives none.
     event_type: Option<&'e KeyPart>,
     events: Vec<Event>,
-    /// Of all ids, and of all second identities.
+    /// The bytes of all ids, and of all second identities.
     id_bytes: [usize; 2],
     /// Takes the key of the first event of a list, after which the list is too long.
     first: Option<&'e OnceCell<DedupKey>>,

@@ -535,7 +535,7 @@ mod tests {
     use crate::key::each::each;
     use crate::key::part::from_fn;
 
-    /// Whoever cannot sign must not make the server read a list.
+    /// A sender that cannot sign must not make the server read a list.
     #[test]
     fn read_first_reads_one_event_of_a_list_and_read_reads_all() {
         let count = Arc::new(AtomicUsize::new(0));

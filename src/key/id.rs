@@ -79,8 +79,8 @@ impl DedupKey {
         Self::in_namespace(namespace, id)
     }
 
-    /// As [`new`](Self::new), with a namespace that is already checked, and an id without a NUL, as
-    /// every value of a part is.
+    /// Does the same as [`new`](Self::new), with a namespace that is already checked, and an id
+    /// without a NUL. No value of a part has a NUL.
     pub(crate) fn in_namespace(namespace: &str, id: &str) -> Result<Self, KeyError> {
         if is_blank(id) {
             return Err(KeyError::new(KeyErrorKind::Empty, "the id"));

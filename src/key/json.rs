@@ -74,7 +74,7 @@ impl Pointer {
 impl Arrays {
     /// # Errors
     ///
-    /// As [`Pointer::parse`].
+    /// Those of [`Pointer::parse`].
     pub(crate) fn parse(text: &str) -> Result<Self, ConfigError> {
         let ways = names(text)?.split(|name| name == "*").map(<[_]>::to_vec).collect();
         Ok(Self { text: text.into(), ways })
@@ -260,7 +260,7 @@ type Ways<'n> = SmallVec<[(usize, &'n [String]); 4]>;
 /// Reads a value, and what the pointers name in it.
 struct Walk<'w, 'n, T> {
     ways: Ways<'n>,
-    /// By the numbers of the pointers.
+    /// The values that were found, by the numbers of the pointers.
     found: &'w mut [T],
     is_repeated: &'w mut bool,
 }

@@ -202,7 +202,7 @@ where
                 (Outcome::Completed, ..) => Some(HandlerSuccess::default()),
                 _ => None,
             };
-            // On arrival.
+            // Under the on-arrival ledger, the key is permanent already.
             let is_permanent = claim.is_none();
             let settled = match claim {
                 Some(claim) => claim.settle(success).await,

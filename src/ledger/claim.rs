@@ -55,7 +55,7 @@ use crate::key::List;
 /// How a claim has ended.
 #[derive(Debug)]
 pub(crate) enum Settled {
-    /// As its handler: the events are complete, or released.
+    /// The claim ended as its handler did: the events are complete, or released.
     Done,
     /// Another delivery has completed the events, which were seen then. This one has had no effect.
     CompletedElsewhere(Seen),

@@ -216,7 +216,7 @@ impl Delivery {
 pub struct DedupTx<DB: CompletionDatabase> {
     transaction: Transaction<'static, DB>,
     event: Delivery,
-    /// Of the events that the delivery holds.
+    /// The completion of the events that the delivery holds.
     completion: Completion,
     /// Whether the events were completed before the commit.
     is_early: bool,
@@ -349,7 +349,7 @@ impl<DB: CompletionDatabase> fmt::Debug for DedupTx<DB> {
 #[derive(Debug)]
 pub struct CommitError {
     kind: CommitErrorKind,
-    /// What was done.
+    /// The operation that failed.
     operation: &'static str,
     fact: &'static str,
     source: Option<BoxError>,

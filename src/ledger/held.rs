@@ -18,12 +18,13 @@ pub(super) struct Held {
     /// Sorted.
     pub(super) keys: List<KeyedTerms>,
     pub(super) calls: Calls,
-    /// What is stored of the response that the handler has set. Only the first one counts.
+    /// The part of the response that is stored, if the handler has set one. Only the first response
+    /// counts.
     pub(super) response: OnceLock<Arc<StoredResponse>>,
     state: Mutex<HeldState>,
 }
 
-/// What is known of a delivery under a lease. What has become true stays so.
+/// The known facts about a delivery under a lease. A fact that has become true stays true.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct HeldState {
     pub(super) effect: Effect,

@@ -33,7 +33,7 @@ pub(super) struct Renewals(Mutex<Leases>);
 #[derive(Default)]
 struct Leases {
     running: Slab<Running>,
-    /// Those of runtimes that have ended are finished.
+    /// The sweepers, by runtime. Those of runtimes that have ended are finished.
     sweepers: Vec<(Id, AbortHandle)>,
 }
 

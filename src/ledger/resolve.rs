@@ -107,7 +107,8 @@ async fn claim_keys(
     }
     let resolution = conclude(hold, answered)?;
     if resolution.new.is_empty() && !hold.keys.is_empty() {
-        // Whoever runs nothing holds nothing. A release that fails continues in the background.
+        // A delivery that runs no event holds no key. A release that fails continues in the
+        // background.
         let _ = hold.release().await;
     }
     Ok(resolution)

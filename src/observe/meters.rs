@@ -38,7 +38,7 @@ struct MetricKeys {
     running: metrics::Key,
     waiting: metrics::Key,
     duplicate_age: metrics::Key,
-    /// Of failed and of completed first attempts.
+    /// The counters of failed and of completed first attempts.
     first_attempts: [metrics::Key; 2],
     /// The number of deliveries and their duration, by outcome. Boxed, because a namespace sees few
     /// outcomes.

@@ -134,7 +134,7 @@ impl MemoryAdapter {
         let operation = |row: &mut Option<MemoryRow>| operation(row, now);
         let (reply, is_nearly_full) =
             shard.update(Fingerprint([hash.h1, hash.h2]), has_room, now, operation)?;
-        // Without the lock: a subscriber may be slow, or call the store.
+        // The lock is released first: a subscriber may be slow, or call the store.
         drop(shard);
         // Once an hour.
         let (order, next) = (Ordering::Relaxed, |at| (now >= at).then_some(now + 3_600_000));

@@ -55,7 +55,7 @@ impl PostgresStore {
         let name = TableName { schema, ..TableName::of(&self.options) };
         let statements = PostgresStatements::by_wait(&name, &self.options);
         let exists: bool = found.try_get("there").map_err(fault)?;
-        // Not for a call: a claim needs no index.
+        // A call skips this check, because a claim needs no index.
         if lock_timeout.is_none() && exists && !found.try_get("has_index").map_err(fault)? {
             return refused("preparing the Postgres schema: the table has no index on expires_at");
         }

@@ -34,7 +34,7 @@ const PROBE: u32 = 12;
 /// responses.
 pub(super) const OTHERS: usize = 4;
 
-/// What a statement may wait for. Each waits for what those before it wait for, too.
+/// What a statement may wait for. Each kind may also wait for what the kinds before it wait for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Work {
     /// Waits for a lock of the table.
@@ -97,9 +97,9 @@ pub(super) struct Senders {
 
 #[derive(Default)]
 struct Abandoned {
-    /// By [`Work`].
+    /// The abandoned statements, by [`Work`].
     counts: [usize; 3],
-    /// Since when they are too many.
+    /// The time since which there are too many.
     since: Option<time::Instant>,
 }
 
@@ -127,7 +127,7 @@ impl Senders {
         // No semaphore is ever closed.
         let acquire = async |of: &Arc<Semaphore>| Arc::clone(of).acquire_owned().await.ok();
         loop {
-            // Whoever waits for the turn holds no place: reads need the places.
+            // A sender that waits for the turn holds no place, because reads need the places.
             if !self.abandoned().hold_up(work) {
                 let place = match sender {
                     Sender::Batch => None,

@@ -61,8 +61,8 @@ pub(crate) struct PostgresStore {
     user_pool: bool,
     /// Held by the call that looks for the table, or makes it.
     pub(super) migration: Arc<tokio::sync::Mutex<()>>,
-    /// By [`Wait`]. They name the schema after the table is found: a `search_path` that changes
-    /// later names no other table.
+    /// The statements, by [`Wait`]. Once the table is found, they name its schema, so that a later
+    /// change of the `search_path` has no effect.
     statements: RwLock<[Arc<PostgresStatements>; 3]>,
     /// Whether claims read before they insert: while at least half of their keys are known. An
     /// insertion shows without extra cost whether a key is new; the row of a known key takes a

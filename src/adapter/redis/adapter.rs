@@ -101,7 +101,7 @@ impl RedisAdapter {
     ///
     /// # Errors
     ///
-    /// Those of the connection to any primary. A refusal is a reply.
+    /// The errors of the connection to any primary. A refusal is a reply.
     pub(crate) async fn ask_primaries(
         &self,
         command: &Cmd,

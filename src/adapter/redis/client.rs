@@ -262,8 +262,8 @@ impl Connection {
         };
         let any = RoutingInfo::SingleNode(SingleNodeRoutingInfo::RandomPrimary);
         let slots = routed(connection, redis::cmd("CLUSTER").arg("SLOTS"), any).await?;
-        // Of each range the first slot, the last slot, the primary with its host and its port, the
-        // replicas.
+        // Each range has the first slot, the last slot, the primary with its host and its port, and
+        // the replicas.
         let ranges: Vec<Vec<Value>> = redis::from_redis_value(slots)?;
         let mut primaries = Vec::new();
         for range in &ranges {

@@ -39,8 +39,8 @@ const MAX_COUNTED: usize = 100_000;
 /// How many keys one step visits.
 const STEP: usize = 1_000;
 
-/// Where a list goes on, as JSON: the primary, the position of `SCAN` (`None` after the last one),
-/// and the keys of Redis that the step before has returned too many.
+/// Where a list continues, as JSON: the primary, the position of `SCAN` (`None` after the last
+/// one), and the keys of Redis that the step before has returned in excess.
 type Cursor = (String, Option<u64>, Vec<String>);
 
 /// A key of Redis, the event's key, and its row; `None` for an unreadable one.

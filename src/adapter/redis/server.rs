@@ -31,9 +31,10 @@ pub(super) struct Servers(Mutex<Known>);
 
 #[derive(Default)]
 struct Known {
-    /// By address; under one name outside of a cluster, because a failover changes the address.
+    /// The identities by address. Outside a cluster there is one name, because a failover changes
+    /// the address.
     identities: HashMap<String, Identity>,
-    /// The fault that was told last.
+    /// The fault that was reported last.
     fault: Option<ConfigError>,
     is_hiding_told: bool,
 }

@@ -102,7 +102,7 @@ struct Connecting {
     is_closed: bool,
 }
 
-/// What bounds the attempts of a call.
+/// The time limits of the attempts of a call.
 #[derive(Clone, Copy)]
 pub(super) struct Bound {
     /// What the call does, for its error.
@@ -284,8 +284,8 @@ impl Slot {
     }
 }
 
-/// What was sent over connections. If its caller goes away before the reply, the connections may be
-/// silent.
+/// A script that was sent over connections. If its caller is dropped before the reply, the
+/// connections may be silent.
 struct SentScript<'a> {
     live: &'a Live,
     is_doubt: bool,

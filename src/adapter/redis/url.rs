@@ -13,7 +13,7 @@ const SEVERAL_HOSTS: &str =
     "the store URL names several hosts: use the scheme `redis+sentinel` or `redis+cluster`";
 const UNKNOWN_PARAMETER: &str = "the store URL has a parameter other than `dedup_prefix`";
 
-/// What is at the addresses of a URL.
+/// The kind of servers at the addresses of a URL.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ServerKind {
     Server,
@@ -29,7 +29,7 @@ pub(super) struct Endpoint {
     pub(super) nodes: Vec<ConnectionInfo>,
     /// The name of the master, for Sentinel.
     pub(super) master: String,
-    /// As it is written.
+    /// The prefix, as it is written in the URL.
     pub(super) prefix: Option<String>,
 }
 

@@ -44,7 +44,7 @@ pub(crate) const READING_RESPONSE: &str = "reading a stored response";
 /// The state of a store that does not depend on the database.
 pub(crate) struct Common {
     calls: Batcher<Arc<Call>>,
-    /// Of the options.
+    /// The result of checking the options.
     checked: Result<(), ConfigError>,
     /// Whether the table was found.
     has_table: AtomicBool,

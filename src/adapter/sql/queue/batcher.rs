@@ -273,7 +273,7 @@ pub(super) struct Waiting<I: BatchItem> {
 /// The waiting calls, and how many workers send them.
 pub(super) struct Queue<I: BatchItem> {
     bounds: Bounds,
-    /// In the order of their tickets.
+    /// The waiting calls, in the order of their tickets.
     waiting: VecDeque<Waiting<I>>,
     next_ticket: u64,
     /// How many workers are open.
