@@ -62,7 +62,7 @@ pub use key::extractor::KeyExtractor;
 pub use key::id::{DedupKey, LogIds};
 pub use layer::{
     Dedup, DedupHandle, DedupLayer, DedupSettings, DeliveryEnd, Disposition, Mode, OnInFlight,
-    OnMismatch, OnMissingKey, OnUnavailable, ResponseBody, ResponseFuture, Verified,
+    OnMismatch, OnMissingKey, OnUnavailable, ReportEnd, ResponseBody, ResponseFuture, Verified,
 };
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub use ledger::completion::DedupTx;

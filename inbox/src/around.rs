@@ -37,7 +37,8 @@ use tower_dedup::ledger::{Lease, Ledger, Transactional};
 #[cfg(feature = "verify")]
 use tower_dedup::verify::VerifyLayer;
 use tower_dedup::{
-    BoxError, Dedup, DedupHandle, DedupLayer, Mode, OnUnavailable, ResponseBody, Verified,
+    BoxError, Dedup, DedupHandle, DedupLayer, Mode, OnUnavailable, ReportEnd, ResponseBody,
+    Verified,
 };
 use tower_layer::Layer;
 use tower_service::Service;
@@ -357,6 +358,7 @@ where
     {
         let (mut head, body) = request.into_parts();
         let ticket = head.extensions.remove::<Ticket>();
+        head.extensions.insert(ReportEnd);
         let settings = self.parts.dedup.settings();
         let is_enforced = self.parts.handle.mode() == Mode::Enforce;
         if ticket.is_none() && !(is_enforced && settings.deduplicates(&head.method)) {

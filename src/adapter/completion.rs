@@ -130,7 +130,7 @@ impl Completion {
     ) -> Self {
         let event = |(key, terms): &(&DedupKey, &CallTerms)| KeyedTerms {
             key: (*key).clone(),
-            terms: (*terms).clone(),
+            terms: Box::new((*terms).clone()),
         };
         let own = OwnCompletion {
             events: keys.iter().map(event).collect(),

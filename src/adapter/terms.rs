@@ -65,7 +65,8 @@ pub(crate) struct Terms {
 #[derive(Debug, Clone)]
 pub(crate) struct KeyedTerms {
     pub(crate) key: DedupKey,
-    pub(crate) terms: CallTerms,
+    /// Boxed, because lists of keys are moved often.
+    pub(crate) terms: Box<CallTerms>,
 }
 
 /// Set once the store has returned that a key is complete. The caller reads it after an error or a

@@ -78,7 +78,7 @@ pub trait CompletionConnection: Connection + Sealed {
 impl OwnCompletion {
     /// Returns the terms of its events; `None` without an event.
     pub(super) fn terms(&self) -> Option<&CallTerms> {
-        self.events.first().map(|event| &event.terms)
+        self.events.first().map(|event| &*event.terms)
     }
 
     /// Returns the mark of a transaction that this crate begins: the token in hex. Nobody reads it

@@ -210,8 +210,9 @@ where
         run_detached(Box::pin(self.to_the_end()), layer, span, cx)
     }
 
-    /// Calls the inner service. The response reports this end.
+    /// Calls the inner service. The response reports this end, if the request asks.
     fn forward(mut self, end: Option<DeliveryEnd>) -> Dispatch<ResBody, S::Error> {
+        let end = end.filter(|_| self.reports_end);
         let request = Request::from_parts(self.head, B::from(self.body));
         let response = self.inner.call(request).map_ok(move |mut response| {
             end::set(&mut response, end);

@@ -84,13 +84,6 @@ fn dressed<B, E>(
     Ok(Ok(response.map(ResponseBody::full)))
 }
 
-/// Sets what the response reports of the delivery's events.
-pub(super) fn set_end<B, E>(ending: &mut Ending<B, E>, end: Option<DeliveryEnd>) {
-    if let Ok(Ok(response)) = ending {
-        end::set(response, end);
-    }
-}
-
 /// Returns what an answer of the layer's own says of the delivery's events.
 fn end_of(answer: DedupAnswer) -> Option<DeliveryEnd> {
     match answer {

@@ -230,7 +230,7 @@ where
                 // An answer of the layer's own has its end.
                 _ => return ended,
             };
-            answer::set_end(&mut ended.ending, end);
+            self.set_end(&mut ended.ending, end);
             ended
         }
     }

@@ -1,10 +1,14 @@
 //! [`DeliveryEnd`]: what the ledger knows of a delivery's events once it has been answered.
+//! [`ReportEnd`] asks for it.
 
 use http::Response;
 
-/// What the ledger knows of a delivery's events, in the extensions of every response to a delivery
-/// that a [`Dedup`](crate::Dedup) has decided. A layer outside may conclude from it whether the
-/// delivery has to come again; a status does not say so, because a handler may answer anything.
+/// What the ledger knows of a delivery's events, in the extensions of the response. A layer outside
+/// may conclude from it whether the delivery has to come again; a status does not say so, because a
+/// handler may answer anything.
+///
+/// The layer's own answers have it. A handler's response has it only if the request asks with the
+/// extension [`ReportEnd`], because it costs three allocations there.
 ///
 /// A request without a key has none, and neither has one that is refused before its events are
 /// known: 400, 408, 413, `unverified`, `unscoped`. An error or a panic of the inner service has no
@@ -38,6 +42,19 @@ pub enum DeliveryEnd {
     /// handler ran [unprotected](crate::Delivery::is_unprotected).
     Undecided,
 }
+
+/// The extension of a request that asks for the [`DeliveryEnd`] of a handler's response.
+///
+/// ```
+/// use http::Request;
+/// use tower_dedup::ReportEnd;
+///
+/// fn ask<B>(request: &mut Request<B>) {
+///     request.extensions_mut().insert(ReportEnd);
+/// }
+/// ```
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub struct ReportEnd;
 
 /// Sets what a response reports. `None` removes what an inner layer has reported.
 pub(super) fn set<B>(response: &mut Response<B>, end: Option<DeliveryEnd>) {

@@ -59,7 +59,7 @@ pub use body::ResponseBody;
 #[cfg(feature = "verify")]
 pub(crate) use body::{BODY_LIMIT, BODY_TIMEOUT, Collect};
 pub use builder::DedupLayer;
-pub use end::DeliveryEnd;
+pub use end::{DeliveryEnd, ReportEnd};
 pub use handle::DedupHandle;
 pub use mode::Mode;
 pub use policy::{Disposition, OnInFlight, OnMismatch, OnMissingKey, OnUnavailable, Verified};

@@ -11,6 +11,7 @@ use http::{header, request};
 use super::answer::{self, Ended, Ending};
 use super::builder::DedupLayer;
 use super::config::Config;
+use super::end::{self, DeliveryEnd, ReportEnd};
 use super::gate::Permit;
 use super::paths::LAST_PATHS;
 use super::policy::{OnMissingKey, Verified};
@@ -31,6 +32,8 @@ pub(super) struct Run<S, L, B> {
     pub(super) keys: Keys,
     /// Log records may name the keys: they are valid, and the request is verified if it has to be.
     pub(super) logs_keys: bool,
+    /// The request asks for its [`DeliveryEnd`].
+    pub(super) reports_end: bool,
     pub(super) layer: Arc<DedupLayer<L, B>>,
     /// `None` while the delivery waits, and in shadow after a fault or if none was free.
     pub(super) permit: Option<Permit>,
@@ -40,12 +43,14 @@ pub(super) struct Run<S, L, B> {
 impl<S, L, B> Run<S, L, B> {
     /// Boxed once, because each step takes it by value.
     pub(super) fn new(inner: S, head: request::Parts, layer: Arc<DedupLayer<L, B>>) -> Box<Self> {
+        let reports_end = head.extensions.get::<ReportEnd>().is_some();
         Box::new(Self {
             inner,
             head,
             body: Bytes::new(),
             keys: Keys::none(),
             logs_keys: true,
+            reports_end,
             layer,
             permit: None,
             report: Report::started_now(),
@@ -106,6 +111,13 @@ impl<S, L, B> Run<S, L, B> {
     /// Wakes the deliveries that wait for these events.
     pub(super) fn wake_waiters(&self, delivery: &Delivery) {
         self.layer.gate.waiters.wake(delivery.events().iter().flat_map(Event::identities));
+    }
+
+    /// Sets what the response of a handler reports of the delivery's events.
+    pub(super) fn set_end<R, E>(&self, ending: &mut Ending<R, E>, end: Option<DeliveryEnd>) {
+        if let Ok(Ok(response)) = ending {
+            end::set(response, end.filter(|_| self.reports_end));
+        }
     }
 
     /// Replaces the `Retry-After` of a rejection by that of the layer.

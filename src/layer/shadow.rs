@@ -18,7 +18,7 @@ use http::{Request, Response};
 use http_body::Body;
 use tower_service::Service;
 
-use super::answer::{Ended, Ending, set_end};
+use super::answer::{Ended, Ending};
 use super::delivery::judge;
 use super::end::DeliveryEnd;
 use super::request::{NOT_VERIFIED, Run, caught};
@@ -161,7 +161,7 @@ where
             self.wake_waiters(claimed);
         }
         self.set_retry_after(&mut ended.ending);
-        set_end(&mut ended.ending, Some(DeliveryEnd::Undecided));
+        self.set_end(&mut ended.ending, Some(DeliveryEnd::Undecided));
         ended
     }
 

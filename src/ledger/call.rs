@@ -88,7 +88,7 @@ impl Calls {
         terms.payload_sha256 =
             if identity == event.key() { event.payload_sha256().or_else(content) } else { named() };
         terms.event_type = event.shared_event_type().filter(|_| inspection).map(Arc::clone);
-        KeyedTerms { key: identity.clone(), terms }
+        KeyedTerms { key: identity.clone(), terms: Box::new(terms) }
     }
 }
 

@@ -119,7 +119,7 @@ impl Held {
             }
             None => keys,
         };
-        let keys: List<_> = keys.iter().map(|it| (&it.key, &it.terms)).collect();
+        let keys: List<_> = keys.iter().map(|it| (&it.key, &*it.terms)).collect();
         let completion = self.calls.adapter.completion(&keys)?;
         #[cfg(feature = "postgres")]
         let completion = completion.for_handler(self.calls.handler_bound);
@@ -144,7 +144,7 @@ pub(super) fn with_response(
 ) -> List<KeyedTerms> {
     let with = |KeyedTerms { key, terms }: &KeyedTerms| {
         let terms = terms.clone().with_response(Arc::clone(response));
-        KeyedTerms { key: key.clone(), terms }
+        KeyedTerms { key: key.clone(), terms: Box::new(terms) }
     };
     keys.iter().map(with).collect()
 }
