@@ -1,5 +1,8 @@
 //! Messaging, calls and streams.
 
+use http::StatusCode;
+
+use super::challenge::{Answer, Challenge, Field, POSTED};
 use super::preset::{DAY, DEFAULTS, HOUR, MINUTE, Preset};
 use super::read::{header_is, lacks, value};
 use super::scheme::Part::{Body, Header, Rfc3339, Seconds, Text};
@@ -19,6 +22,11 @@ pub const SLACK: Preset = Preset {
     rule: || Rule::part(key::json("/event_id")),
     event_type: Some(|| key::json("/event/type")),
     bypass: Some(is_no_slack_event),
+    challenges: &[Challenge {
+        marks: &[(Field::Body("/type"), Some("url_verification"))],
+        answer: Answer::Text(Field::Body("/challenge")),
+        ..POSTED
+    }],
     floor: 12 * MINUTE, // twice the 6 min of the schedule
     scheme: Some(
         Scheme::hmac_sha256(
@@ -59,6 +67,17 @@ pub const DISCORD: Preset = Preset {
         let kind = value(request, "/type");
         matches!(kind.as_deref(), Some("0" | "1")) && lacks(request, "/event")
     }),
+    challenges: &[
+        Challenge {
+            marks: &[(Field::Body("/type"), Some("0")), (Field::Body("/event"), None)],
+            ..POSTED
+        },
+        Challenge {
+            marks: &[(Field::Body("/type"), Some("1")), (Field::Body("/event"), None)],
+            answer: Answer::Pong(StatusCode::OK, r#"{"type":1}"#),
+            ..POSTED
+        },
+    ],
     floor: 20 * MINUTE, // twice the 10 min of the schedule
     scheme: Some(Scheme::ed25519("x-signature-ed25519", &[Header("x-signature-timestamp"), Body])),
     signed_id: Some(true),
@@ -99,6 +118,15 @@ pub const TWITCH: Preset = Preset {
     rule: || Rule::part(key::header("twitch-eventsub-message-id")),
     event_type: Some(|| key::json("/subscription/type")),
     bypass: Some(is_no_twitch_event),
+    challenges: &[Challenge {
+        marks: &[
+            (Field::Header("twitch-eventsub-message-type"), Some("webhook_callback_verification")),
+            (Field::Body("/event"), None),
+            (Field::Body("/events"), None),
+        ],
+        answer: Answer::Text(Field::Body("/challenge")),
+        ..POSTED
+    }],
     floor: 7 * DAY, // our estimate: no schedule is documented
     scheme: Some(
         Scheme::hmac_sha256(

@@ -2,6 +2,7 @@
 
 use std::sync::LazyLock;
 
+use super::challenge::{Answer, Challenge, Field, POSTED, WEB_HOOK};
 use super::preset::{DAY, DEFAULTS, HOUR, MIB, Preset};
 use super::read::{cloud_events_or, header_is, joined, value};
 use crate::error::{KeyError, KeyErrorKind};
@@ -106,6 +107,14 @@ pub const AZURE_EVENT_GRID: Preset = Preset {
         header_is(request, "aeg-event-type", "SubscriptionValidation")
             && value(request, "/0/data/validationCode").is_some()
     }),
+    challenges: &[
+        Challenge {
+            marks: &[(Field::Header("aeg-event-type"), Some("SubscriptionValidation"))],
+            answer: Answer::Member("validationResponse", Field::Body("/0/data/validationCode")),
+            ..POSTED
+        },
+        WEB_HOOK,
+    ],
     floor: 48 * HOUR, // twice the 24 h of the schedule
     sample: r#"[{"topic":"/subscriptions/sample","id":"{id}","eventType":"Sample.Created","data":{}}]"#,
     signed_id: Some(false),

@@ -29,6 +29,8 @@
 //! ```
 
 mod business;
+#[cfg_attr(not(feature = "verify"), expect(dead_code, reason = "the feature `verify` reads it"))]
+pub(crate) mod challenge;
 mod chat;
 mod cloud;
 mod code;

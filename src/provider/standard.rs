@@ -2,6 +2,7 @@
 
 use std::sync::LazyLock;
 
+use super::challenge::WEB_HOOK;
 use super::preset::{DAY, DEFAULTS, HOUR, MINUTE, Preset, Retries};
 use super::read::{cloud_events_or, is_batch_of_cloud_events};
 use super::scheme::Part::{Body, Header, Seconds, Text};
@@ -91,6 +92,7 @@ fn svix_id(request: &RequestRef<'_>) -> Result<Option<String>, KeyError> {
 pub const CLOUDEVENTS: Preset = Preset {
     name: "cloudevents",
     rule: || Rule::Reader(cloud_events),
+    challenges: &[WEB_HOOK],
     floor: 7 * DAY, // our estimate: the format has no schedule
     retries: Retries::Undocumented,
     sample_headers: &[("content-type", "application/cloudevents+json")],

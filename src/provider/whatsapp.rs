@@ -4,6 +4,7 @@ use std::sync::LazyLock;
 
 use bytes::Bytes;
 
+use super::challenge::META;
 use super::preset::{DAY, DEFAULTS, MIB, Preset};
 use super::scheme::Part::Body;
 use super::scheme::Scheme;
@@ -39,6 +40,7 @@ pub const WHATSAPP: Preset = Preset {
     name: "whatsapp",
     aliases: &["meta", "meta-whatsapp"],
     rule: || Rule::Reader(whatsapp),
+    challenges: META,
     floor: 14 * DAY, // twice the 7 days of the schedule
     max_body: Some(3 * MIB),
     scheme: Some(Scheme::hmac_sha256("x-hub-signature-256", &[Body]).prefix("sha256=")),

@@ -21,6 +21,7 @@
 
 mod adyen;
 mod data;
+mod echo;
 mod error;
 mod key;
 mod layer;
@@ -32,6 +33,7 @@ mod twilio;
 mod verifier;
 
 pub use crate::provider::scheme::{Part, Scheme};
+pub use echo::{Echo, EchoLayer};
 pub use error::{Refusal, VerifierError};
 pub use layer::{Verify, VerifyLayer};
 pub use verifier::Verifier;
