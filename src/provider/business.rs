@@ -1,8 +1,8 @@
 //! E-mail services and business tools.
 
-use super::preset::{DAY, DEFAULTS, HOUR, MIB, Preset};
-use super::read::joined;
-use super::scheme::Part::{Body, Fixed, Method, Millis, Rfc3339, Seconds, Url};
+use super::preset::{DAY, DEFAULTS, HOUR, MIB, Preset, Retries};
+use super::read::{joined, lacks, value};
+use super::scheme::Part::{Body, Fixed, ItemMillis, Method, Millis, Rfc3339, Seconds, Text, Url};
 use super::scheme::{Proof, Scheme};
 use crate::key::{self, Rule};
 
@@ -138,5 +138,69 @@ pub const BOX: Preset = Preset {
     }),
     signed_id: Some(true),
     sample: r#"{"id":"{id}","type":"webhook_event","trigger":"FILE.UPLOADED"}"#,
+    ..DEFAULTS
+};
+
+/// Notion: `/id` in the body.
+///
+/// `/attempt_number` changes on a retry, and with it the bytes of the body: do not
+/// [compare](crate::DedupLayer::compare_payload) the whole body.
+///
+/// The first request to a new webhook has only `/verification_token`, which a person enters in Notion. It is a
+/// handshake: let the handler show the token. The token is also the secret, so this request comes before a
+/// [`VerifyLayer`](crate::verify::VerifyLayer) can have it: receive it on a route without one.
+///
+/// [Signature](https://developers.notion.com/reference/webhooks): HMAC-SHA256 over the body, which has the id. No time is
+/// signed.
+pub const NOTION: Preset = Preset {
+    name: "notion",
+    rule: || Rule::part(key::json("/id")),
+    event_type: Some(|| key::json("/type")),
+    bypass: Some(|request| {
+        value(request, "/verification_token").is_some() && lacks(request, "/id")
+    }),
+    floor: 48 * HOUR, // twice the 24 h of the schedule
+    scheme: Some(Scheme::hmac_sha256("x-notion-signature", &[Body]).prefix("sha256=")),
+    signed_id: Some(true),
+    sample: r#"{"id":"{id}","type":"page.content_updated","attempt_number":1}"#,
+    ..DEFAULTS
+};
+
+/// Intercom: `/id` in the body (`notif_…`).
+///
+/// `/delivery_attempts` may change on a retry, and with it the bytes of the body: do not
+/// [compare](crate::DedupLayer::compare_payload) the whole body. The layer answers the `ping` that a new webhook gets.
+///
+/// [Signature](https://developers.intercom.com/docs/webhooks): HMAC-SHA1 over the body, which has the id. No time is
+/// signed. The secret is the client secret of the app.
+pub const INTERCOM: Preset = Preset {
+    name: "intercom",
+    rule: || Rule::part(key::json("/id")),
+    event_type: Some(|| key::json("/topic")),
+    handshake: Some(|request| value(request, "/topic").as_deref() == Some("ping")),
+    floor: 7 * DAY, // our estimate: no schedule is documented
+    retries: Retries::Undocumented,
+    scheme: Some(Scheme::hmac_sha1("x-hub-signature", &[Body]).prefix("sha1=")),
+    signed_id: Some(true),
+    sample: r#"{"type":"notification_event","id":"{id}","topic":"conversation.user.created"}"#,
+    ..DEFAULTS
+};
+
+/// WorkOS: `/id` in the body.
+///
+/// [Signature](https://workos.com/docs/events/data-syncing/webhooks): HMAC-SHA256 over the time, in milliseconds, and the
+/// body, which has the id. The libraries of WorkOS use a tolerance of 3 min.
+pub const WORKOS: Preset = Preset {
+    name: "workos",
+    rule: || Rule::part(key::json("/id")),
+    event_type: Some(|| key::json("/event")),
+    floor: 7 * DAY, // our estimate: no schedule was found
+    scheme: Some(
+        Scheme::hmac_sha256("workos-signature", &[ItemMillis("t="), Text("."), Body])
+            .separated_by(&[',', ' '])
+            .prefix("v1="),
+    ),
+    signed_id: Some(true),
+    sample: r#"{"id":"{id}","event":"dsync.user.created"}"#,
     ..DEFAULTS
 };

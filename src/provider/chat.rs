@@ -3,8 +3,8 @@
 use http::StatusCode;
 
 use super::challenge::{Answer, Challenge, Field, POSTED};
-use super::preset::{DAY, DEFAULTS, HOUR, MINUTE, Preset};
-use super::read::{header_is, lacks, value};
+use super::preset::{DAY, DEFAULTS, HOUR, MINUTE, Preset, Retries};
+use super::read::{has_no_events, header_is, lacks, value};
 use super::scheme::Part::{Body, Header, Rfc3339, Seconds, Text};
 use super::scheme::{Scheme, Secret};
 use crate::key::{self, FORM, RequestRef, Rule, without_mark};
@@ -153,3 +153,29 @@ fn is_no_twitch_event(request: &RequestRef<'_>) -> bool {
     let has_no_event = ["/event", "/events"].into_iter().all(|pointer| lacks(request, pointer));
     (is("webhook_callback_verification") || is("revocation")) && has_no_event
 }
+
+/// LINE's Messaging API: `/webhookEventId` of each event; the digest of an event without one.
+///
+/// A redelivered event has the same id, and `/deliveryContext/isRedelivery` is `true`: this value is no part of the key.
+/// LINE delivers again only if *webhook redelivery* is switched on in its console, and does not say how often. Switch it
+/// on: without it, an event that is answered 503 is lost.
+///
+/// To check the URL, LINE sends a list without events. The layer answers it.
+///
+/// [Signature](https://developers.line.biz/en/docs/messaging-api/receiving-messages/): HMAC-SHA256 over the body, which
+/// has the ids. No time is signed. The secret is the channel secret.
+pub const LINE: Preset = Preset {
+    name: "line",
+    rule: || {
+        let key = key::json("/webhookEventId").or(key::body_digest());
+        Rule::Each(key::each("/events", key).without_payload())
+    },
+    event_type: Some(|| key::json("/type")),
+    handshake: Some(has_no_events),
+    floor: 7 * DAY, // our estimate: no schedule is documented
+    retries: Retries::Undocumented,
+    scheme: Some(Scheme::hmac_sha256("x-line-signature", &[Body]).base64()),
+    signed_id: Some(true),
+    sample: r#"{"destination":"sample","events":[{"type":"message","webhookEventId":"{id}","deliveryContext":{"isRedelivery":false}}]}"#,
+    ..DEFAULTS
+};

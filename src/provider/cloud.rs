@@ -4,7 +4,7 @@ use std::sync::LazyLock;
 
 use super::challenge::{Answer, Challenge, Field, POSTED, WEB_HOOK};
 use super::preset::{DAY, DEFAULTS, HOUR, MIB, Preset};
-use super::read::{cloud_events_or, header_is, joined, value};
+use super::read::{cloud_events_or, header_is, joined, lacks, value};
 use crate::error::{KeyError, KeyErrorKind};
 use crate::key::{self, EachKey, Events, Extracted, KeyPart, RequestRef, Rule};
 
@@ -126,4 +126,43 @@ fn event_grid(events: Events<'_>) -> Result<Extracted, KeyError> {
         key::each("", key::json("/topic").and(key::json("/id"))).event_type(key::json("/eventType"))
     });
     cloud_events_or(events, |events| EACH.read(events))
+}
+
+/// Microsoft Graph: for each notification, subscription, resource, change and the ETag of the resource; without an ETag,
+/// subscription and `/id`.
+///
+/// `/id` is optional, and drives and lifecycle notifications have no ETag. **A list with a notification that has neither
+/// is not deduplicated**, and all of it reaches the handler each time: two changes of a drive may have the same bytes.
+/// Let such a handler read the changes from its last delta link.
+///
+/// Before a subscription begins, Graph sends a POST with `?validationToken=…` and without a body. It is a handshake,
+/// because the response has to be this token, decoded, as `text/plain`.
+///
+/// Graph signs nothing. Each notification has the `/clientState` of its subscription, which the handler, or a layer
+/// outside, has to compare.
+pub const MICROSOFT_GRAPH: Preset = Preset {
+    name: "microsoft-graph",
+    rule: || Rule::Reader(graph),
+    bypass: Some(|request| {
+        let token = key::query("validationToken").read(request);
+        request.body().is_empty() && token.is_ok_and(|token| token.is_some())
+    }),
+    floor: 8 * HOUR, // twice the 4 h of the schedule
+    sample: r#"{"value":[{"subscriptionId":"sample","changeType":"created","resource":"users/sample/messages/sample","resourceData":{"@odata.etag":"{id}"}}]}"#,
+    signed_id: Some(false),
+    ..DEFAULTS
+};
+
+fn graph(events: Events<'_>) -> Result<Extracted, KeyError> {
+    static EACH: LazyLock<EachKey> = LazyLock::new(|| {
+        let change = "/subscriptionId|/resource|/changeType|/resourceData/@odata.etag";
+        let key = joined(key::json, change).or(joined(key::json, "/subscriptionId|/id"));
+        key::each("/value", key).event_type(joined(key::json, "/changeType or /lifecycleEvent"))
+    });
+    let request = events.request;
+    Ok(match EACH.read(events)? {
+        // A notification has no identity.
+        Extracted::Missing if !lacks(&request, "/value") => Extracted::Bypass,
+        found => found,
+    })
 }

@@ -34,6 +34,7 @@ pub(crate) mod challenge;
 mod chat;
 mod cloud;
 mod code;
+mod messenger;
 mod money;
 mod preset;
 mod read;
@@ -69,6 +70,11 @@ presets! {
     business: SENDGRID, POSTMARK;
     cloud: AWS_SNS, GOOGLE_PUBSUB, AZURE_EVENT_GRID;
     business: HUBSPOT, BOX;
+    cloud: MICROSOFT_GRAPH;
+    messenger: MESSENGER;
+    chat: LINE;
+    money: QUICKBOOKS, XERO, RAZORPAY, MOLLIE, GOCARDLESS;
+    business: NOTION, INTERCOM, WORKOS;
 }
 
 /// Returns the preset with this name or alias; upper case and `_` for `-` are accepted.

@@ -1,7 +1,7 @@
 //! Payments and shops.
 
-use super::preset::{DAY, DEFAULTS, HOUR, Preset};
-use super::read::joined;
+use super::preset::{DAY, DEFAULTS, HOUR, Preset, Retries};
+use super::read::{has_no_events, joined};
 use super::scheme::Part::{Body, Item, Text, Url};
 use super::scheme::{Proof, Scheme};
 use crate::key::{self, Rule};
@@ -128,5 +128,110 @@ pub const ADYEN: Preset = Preset {
     scheme: Some(Scheme::new("", Proof::Adyen).hex_secret()),
     signed_id: Some(true),
     sample: r#"{"live":"false","notificationItems":[{"NotificationRequestItem":{"merchantAccountCode":"SampleAccount","pspReference":"{id}","eventCode":"AUTHORISATION","success":"true"}}]}"#,
+    ..DEFAULTS
+};
+
+/// QuickBooks Online: `/source` and `/id` of each event; the digest of an event without them.
+///
+/// The body is a list of CloudEvents. In the form of before 2026 (`/eventNotifications`), entities have no id, and the
+/// body is malformed. QuickBooks expects 200 within 3 s, and may hold later events back until it has one.
+///
+/// [Signature](https://developer.intuit.com/app/developer/qbo/docs/develop/webhooks): HMAC-SHA256 over the body, which has
+/// the ids. No time is signed. The secret is the verifier token.
+pub const QUICKBOOKS: Preset = Preset {
+    name: "quickbooks",
+    rule: || {
+        let key = joined(key::json, "/source|/id").or(key::body_digest());
+        Rule::Each(key::each("", key))
+    },
+    event_type: Some(|| key::json("/type")),
+    floor: 7 * DAY, // our estimate: the schedule has no documented end
+    scheme: Some(Scheme::hmac_sha256("intuit-signature", &[Body]).base64()),
+    signed_id: Some(true),
+    sample: r#"[{"specversion":"1.0","id":"{id}","source":"intuit.sample","type":"qbo.customer.created.v1","intuitentityid":"1","intuitaccountid":"1"}]"#,
+    ..DEFAULTS
+};
+
+/// Xero: for each event, tenant, category, resource, type and time; the digest of an event without one of them.
+///
+/// Events have no id. `/eventDateUtc` is the time of the event, not of the delivery.
+///
+/// To check the URL (*intent to receive*), Xero sends lists without events, some of them with a wrong signature. The
+/// layers answer them as it expects: the verifying layer 401, and the deduplicating layer 200, without a body. Xero also
+/// expects 200 without body and cookies, within 5 s, for each delivery. A duplicate has this answer; let your handler
+/// return `StatusCode::OK`.
+///
+/// [Signature](https://developer.xero.com/documentation/webhooks/configuring-your-server): HMAC-SHA256 over the body,
+/// which has the values of the key. The secret is the webhook key, whose text is the key.
+pub const XERO: Preset = Preset {
+    name: "xero",
+    rule: || {
+        let event = "/tenantId|/eventCategory|/resourceId|/eventType|/eventDateUtc";
+        Rule::Each(key::each("/events", joined(key::json, event).or(key::body_digest())))
+    },
+    event_type: Some(|| key::json("/eventCategory")),
+    handshake: Some(has_no_events),
+    floor: 48 * HOUR, // twice the 24 h of the schedule
+    scheme: Some(Scheme::hmac_sha256("x-xero-signature", &[Body]).base64()),
+    signed_id: Some(true),
+    sample: r#"{"events":[{"tenantId":"sample","eventCategory":"INVOICE","resourceId":"{id}","eventType":"UPDATE","eventDateUtc":"2026-01-02T03:04:05.678"}]}"#,
+    ..DEFAULTS
+};
+
+/// Razorpay: the header `X-Razorpay-Event-Id`, which its documentation recommends for this purpose.
+///
+/// The id is not signed: a [content identity](crate::KeyExtractor::content_identity) recognises a body that was sent
+/// again under another id. A person can send events again that are up to 7 days old. After a change of the secret,
+/// retries of older events are signed with the old one: keep it by
+/// [`or_secret`](crate::verify::Verifier::or_secret).
+///
+/// [Signature](https://razorpay.com/docs/webhooks/validate-test): HMAC-SHA256 over the body. Neither the id nor a time is
+/// signed.
+pub const RAZORPAY: Preset = Preset {
+    name: "razorpay",
+    rule: || Rule::part(key::header("x-razorpay-event-id")),
+    event_type: Some(|| key::json("/event")),
+    floor: 7 * DAY, // redelivery by a person
+    scheme: Some(Scheme::hmac_sha256("x-razorpay-signature", &[Body])),
+    sample_headers: &[("x-razorpay-event-id", "{id}")],
+    sample: r#"{"entity":"event","event":"payment.captured"}"#,
+    signed_id: Some(false),
+    ..DEFAULTS
+};
+
+/// Mollie's [next-gen webhooks](https://docs.mollie.com/reference/webhooks-new): `/id` of the event in the body.
+///
+/// Not `/entityId`, which many events share. Classic webhooks, a form with the id of the payment, have no key here: see
+/// [the guide](crate::guide::keys#traps).
+///
+/// [Signature](https://docs.mollie.com/reference/webhooks-new): HMAC-SHA256 over the body, which has the id. No time is
+/// signed.
+pub const MOLLIE: Preset = Preset {
+    name: "mollie",
+    rule: || Rule::part(key::json("/id")),
+    event_type: Some(|| key::json("/type")),
+    floor: 7 * DAY, // our estimate: no schedule is documented
+    retries: Retries::Undocumented,
+    scheme: Some(Scheme::hmac_sha256("x-mollie-signature", &[Body]).prefix("sha256=")),
+    signed_id: Some(true),
+    sample: r#"{"resource":"event","id":"{id}","type":"payment-link.paid","entityId":"pl_sample"}"#,
+    ..DEFAULTS
+};
+
+/// GoCardless: `/id` of each event; the digest of an event without one.
+///
+/// `/meta/webhook_id` is the delivery's. For a wrong signature, its documentation asks for the status 498; 401 is a
+/// failed delivery, too.
+///
+/// [Signature](https://developer.gocardless.com/getting-started/partners/staying-up-to-date-with-webhooks/): HMAC-SHA256
+/// over the body, which has the ids. No time is signed.
+pub const GOCARDLESS: Preset = Preset {
+    name: "gocardless",
+    rule: || Rule::Each(key::each("/events", key::json("/id").or(key::body_digest()))),
+    event_type: Some(|| joined(key::json, "/resource_type|/action")),
+    floor: 7 * DAY, // our estimate: the times of the retries are not documented, and a person can retry
+    scheme: Some(Scheme::hmac_sha256("webhook-signature", &[Body])),
+    signed_id: Some(true),
+    sample: r#"{"events":[{"id":"{id}","resource_type":"payments","action":"confirmed"}],"meta":{"webhook_id":"sample"}}"#,
     ..DEFAULTS
 };

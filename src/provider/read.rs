@@ -38,6 +38,13 @@ pub(super) fn header_is(request: &RequestRef<'_>, name: &str, value: &str) -> bo
     found.is_some_and(|found| found.eq_ignore_ascii_case(value))
 }
 
+/// Returns `true` if the body has `/events`, and it is an empty list.
+pub(super) fn has_no_events(request: &RequestRef<'_>) -> bool {
+    static EVENTS: LazyLock<Arrays> =
+        LazyLock::new(|| Arrays::parse("/events").unwrap_or_default());
+    matches!(items(request.body(), &EVENTS), Ok(Some(events)) if events.is_empty())
+}
+
 /// The key of one event.
 static KEY: LazyLock<KeyPart> = LazyLock::new(|| key::json("/source").and(key::json("/id")));
 static LIST: LazyLock<Arrays> = LazyLock::new(|| Arrays::parse("").unwrap_or_default());

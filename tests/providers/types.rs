@@ -44,6 +44,17 @@ const TYPES: &[(&str, &[&str])] = &[
     ("azure-event-grid", &["a", "e", "t"]),
     ("hubspot", &["contact.propertyChange"]),
     ("box", &["FILE.UPLOADED"]),
+    ("microsoft-graph", &["created", "deleted", "updated"]),
+    ("messenger", &["comments"]),
+    ("line", &["follow", "message"]),
+    ("quickbooks", &["qbo.customer.created.v1", "qbo.invoice.updated.v1"]),
+    ("xero", &["CONTACT", "INVOICE"]),
+    ("razorpay", &["payment.authorized", "payment.captured"]),
+    ("mollie", &["payment-link.expired", "payment-link.paid"]),
+    ("gocardless", &["mandates|cancelled", "payments|confirmed", "payments|paid_out"]),
+    ("notion", &["page.content_updated", "page.locked"]),
+    ("intercom", &["conversation.user.created", "conversation.user.replied"]),
+    ("workos", &["dsync.user.created", "dsync.user.updated"]),
 ];
 
 #[test]

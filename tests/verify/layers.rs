@@ -179,6 +179,29 @@ async fn get_request_is_verified() {
     assert_eq!(site.counts().await, (1, 1));
 }
 
+/// Xero switches a webhook on only if each check of the URL is answered so, and off after another answer.
+#[tokio::test]
+async fn intent_to_receive_of_xero_is_answered_without_a_body() {
+    let (_, vectors, ..) = VECTORS.iter().find(|(of, ..)| *of == provider::XERO).unwrap();
+    let verify = VerifyLayer::new(case(provider::XERO, "updated").verifier(provider::XERO));
+    let site = Site::new(provider::XERO, verify);
+    let (app, handshake) = (site.right(), (200, Some("handshake".to_owned())));
+    let mut updated = vec![duplicate(), ran()];
+    for case in cases(vectors).iter().chain(&cases(vectors)) {
+        let expected = match case.name.as_str() {
+            "intent-to-receive" => handshake.clone(),
+            "updated" => updated.pop().unwrap(),
+            _ => unverified(),
+        };
+        assert_eq!(send(&app, case.request()).await, expected, "{}", case.name);
+        let response = app.clone().oneshot(case.request()).await.unwrap();
+        assert!(!response.headers().contains_key("set-cookie"), "{}", case.name);
+        let body = axum::body::to_bytes(response.into_body(), usize::MAX).await.unwrap();
+        assert_eq!(body, "", "{}", case.name);
+    }
+    assert_eq!(site.counts().await, (1, 1));
+}
+
 #[tokio::test(start_paused = true)]
 async fn body_that_does_not_arrive_is_not_verified() {
     let verify = VerifyLayer::from_fn(|_, _, _| panic!("there is nothing to check"));
