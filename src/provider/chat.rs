@@ -179,3 +179,33 @@ pub const LINE: Preset = Preset {
     sample: r#"{"destination":"sample","events":[{"type":"message","webhookEventId":"{id}","deliveryContext":{"isRedelivery":false}}]}"#,
     ..DEFAULTS
 };
+
+/// Zoom: the digest of the body. No event has an id; the body has the time of the event in milliseconds.
+///
+/// The check of the URL (`endpoint.url_validation`), which comes every 72 hours, is a handshake: the response has its
+/// token and a code of it by the secret. [`ZOOM.echo(Some(secret))`](Preset::echo) answers it, inside of the
+/// [`VerifyLayer`](crate::verify::VerifyLayer) only: whoever may choose the token gets a code that verifies a request.
+///
+/// [Signature](https://github.com/zoom/webhook-sample): HMAC-SHA256 over version, time and body. The secret is the secret
+/// token of the app.
+pub const ZOOM: Preset = Preset {
+    name: "zoom",
+    event_type: Some(|| key::json("/event")),
+    bypass: Some(|request| value(request, "/event").as_deref() == Some("endpoint.url_validation")),
+    challenges: &[Challenge {
+        marks: &[(Field::Body("/event"), Some("endpoint.url_validation"))],
+        answer: Answer::Code(Field::Body("/payload/plainToken")),
+        ..POSTED
+    }],
+    floor: 170 * MINUTE, // twice the 85 min of the schedule
+    scheme: Some(
+        Scheme::hmac_sha256(
+            "x-zm-signature",
+            &[Text("v0:"), Seconds("x-zm-request-timestamp"), Text(":"), Body],
+        )
+        .prefix("v0="),
+    ),
+    signed_id: Some(true),
+    sample: r#"{"event":"meeting.started","event_ts":1626230691572,"payload":{"object":{"uuid":"{id}"}}}"#,
+    ..DEFAULTS
+};

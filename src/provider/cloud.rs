@@ -147,6 +147,7 @@ pub const MICROSOFT_GRAPH: Preset = Preset {
         let token = key::query("validationToken").read(request);
         request.body().is_empty() && token.is_ok_and(|token| token.is_some())
     }),
+    challenges: &[Challenge { answer: Answer::Text(Field::Query("validationToken")), ..POSTED }],
     floor: 8 * HOUR, // twice the 4 h of the schedule
     sample: r#"{"value":[{"subscriptionId":"sample","changeType":"created","resource":"users/sample/messages/sample","resourceData":{"@odata.etag":"{id}"}}]}"#,
     signed_id: Some(false),

@@ -2,6 +2,7 @@
 
 use std::sync::LazyLock;
 
+use super::challenge::META;
 use super::preset::{DAY, DEFAULTS, Preset};
 use super::scheme::Part::Body;
 use super::scheme::Scheme;
@@ -29,6 +30,7 @@ pub const MESSENGER: Preset = Preset {
     name: "messenger",
     aliases: &["instagram"],
     rule: || Rule::Reader(messenger),
+    challenges: META,
     floor: 3 * DAY, // twice the 36 h of the schedule
     scheme: Some(Scheme::hmac_sha256("x-hub-signature-256", &[Body]).prefix("sha256=")),
     signed_id: Some(true),

@@ -72,7 +72,7 @@ presets! {
     business: HUBSPOT, BOX;
     cloud: MICROSOFT_GRAPH;
     messenger: MESSENGER;
-    chat: LINE;
+    chat: LINE, ZOOM;
     money: QUICKBOOKS, XERO, RAZORPAY, MOLLIE, GOCARDLESS;
     business: NOTION, INTERCOM, WORKOS;
 }

@@ -16,7 +16,8 @@ use tower::limit::ConcurrencyLimitLayer;
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_dedup::adapter::MemoryAdapter;
 use tower_dedup::provider::{
-    self, AZURE_EVENT_GRID, CLOUDEVENTS, DISCORD, Preset, SLACK, TWITCH, WHATSAPP,
+    self, AZURE_EVENT_GRID, CLOUDEVENTS, DISCORD, MESSENGER, MICROSOFT_GRAPH, Preset, SLACK,
+    TWITCH, WHATSAPP, ZOOM,
 };
 use tower_dedup::verify::{EchoLayer, VerifyLayer};
 use tower_dedup::{DedupLayer, Verified, testing};
@@ -42,7 +43,11 @@ fn request((target, headers, body): Sent) -> Request<Body> {
 }
 
 fn echo(sender: Preset) -> EchoLayer {
-    let secret = (sender == WHATSAPP).then_some(TOKEN);
+    let secret = match sender.name() {
+        "whatsapp" | "messenger" => Some(TOKEN),
+        "zoom" => Some("zoom_secret_for_tests"),
+        _ => None,
+    };
     sender.echo(secret).unwrap()
 }
 
@@ -64,6 +69,8 @@ async fn send(layer: EchoLayer, request: Request<Body>) -> (StatusCode, HeaderMa
 
 const OF_TWITCH: &str = "twitch-eventsub-message-type: webhook_callback_verification";
 const OF_GRID: &str = "aeg-event-type: SubscriptionValidation";
+
+const ZOOMS: &str = r#"{"payload":{"plainToken":"qgg8vlvZRS6UYooatFL8Aw"},"event_ts":1654503849680,"event":"endpoint.url_validation"}"#;
 
 /// The sender, its handshake, and the media type and the text of the answer.
 const HANDSHAKES: &[(Preset, Sent, &str, &str)] = &[
@@ -102,6 +109,29 @@ const HANDSHAKES: &[(Preset, Sent, &str, &str)] = &[
         "<script>",
     ),
     (
+        MESSENGER,
+        ("GET /?hub.mode=subscribe&hub.challenge=1&hub.verify_token=meatyhamhock", "", ""),
+        TEXT,
+        "1",
+    ),
+    (
+        MICROSOFT_GRAPH,
+        (
+            "POST /?validationToken=Validation%3a+Testing+client+application+reachability+%3c%2Fa%3e",
+            "content-type: text/plain; charset=utf-8",
+            "",
+        ),
+        TEXT,
+        "Validation: Testing client application reachability </a>",
+    ),
+    // Verified. The code is of `openssl dgst -sha256 -hmac`.
+    (
+        ZOOM,
+        ("POST /", "", ZOOMS),
+        JSON,
+        r#"{"encryptedToken":"4be9cfed84ca1d18972cfc84be68c77407b1fc271ee48c90e62010fa6b8c69aa","plainToken":"qgg8vlvZRS6UYooatFL8Aw"}"#,
+    ),
+    (
         TWITCH,
         (
             "POST /",
@@ -131,7 +161,11 @@ const HANDSHAKES: &[(Preset, Sent, &str, &str)] = &[
 #[tokio::test]
 async fn handshake_is_answered_as_its_sender_expects() {
     for (sender, sent, kind, text) in HANDSHAKES {
-        let (status, headers, body) = send(echo(*sender), request(*sent)).await;
+        let mut request = request(*sent);
+        if *sender == ZOOM {
+            request.extensions_mut().insert(Verified);
+        }
+        let (status, headers, body) = send(echo(*sender), request).await;
         let expected = if sent.2.ends_with(r#""type":0}"#) { 204 } else { 200 };
         assert_eq!((status.as_u16(), &*body), (expected, *text), "{sent:?}");
         assert_eq!(headers["content-type"], kind, "{sent:?}");
@@ -188,6 +222,11 @@ async fn request_that_merely_resembles_a_handshake_reaches_the_handler_as_it_is(
         (DISCORD, ("POST /", "", r#"{"type":1,"event":{"type":"APPLICATION_AUTHORIZED"}}"#)),
         (DISCORD, ("POST /", "", r#"{"type":2,"id":"1"}"#)),
         (CLOUDEVENTS, ("OPTIONS /", "webhook-request-origin: a.example.com", r#"{"id":"1"}"#)),
+        (MICROSOFT_GRAPH, ("POST /?validationToken=c", "", r#"{"value":[{"id":"1"}]}"#)),
+        (MICROSOFT_GRAPH, ("POST /", "", r#"{"value":[],"validationTokens":["c"]}"#)),
+        (MICROSOFT_GRAPH, ("POST /?validationtoken=c", "", "")),
+        (ZOOM, ("POST /", "", r#"{"event":"meeting.started","payload":{"plainToken":"c"}}"#)),
+        (ZOOM, ("POST /", "", r#"{"event":"endpoint.url_validation","payload":{}}"#)),
         // Another method, another mode.
         (SLACK, ("PUT /", "", slack(r#""c""#))),
         (CLOUDEVENTS, ("POST /", "webhook-request-origin: a.example.com", "{}")),
@@ -197,12 +236,16 @@ async fn request_that_merely_resembles_a_handshake_reaches_the_handler_as_it_is(
             ("GET /?hub.mode=unsubscribe&hub.verify_token=meatyhamhock&hub.challenge=c", "", ""),
         ),
         (WHATSAPP, ("GET /?hub.verify_token=meatyhamhock&hub.challenge=c", "", "")),
+        (MICROSOFT_GRAPH, ("GET /?validationToken=c", "", "")),
         // A value that cannot be sent back: repeated, missing, empty, of another type, not UTF-8, too long.
         (WHATSAPP, (meta("&hub.challenge=a&hub.challenge=b"), "", "")),
         (WHATSAPP, (meta("&hub.mode=subscribe&hub.challenge=a"), "", "")),
         (WHATSAPP, (meta(""), "", "")),
         (WHATSAPP, (meta("&hub.challenge="), "", "")),
         (WHATSAPP, (meta("&hub.challenge=%FF"), "", "")),
+        (MICROSOFT_GRAPH, ("POST /?validationToken=a&validationToken=b", "", "")),
+        (MICROSOFT_GRAPH, ("POST /?validationToken=", "", "")),
+        (MICROSOFT_GRAPH, ("POST /?validationToken=a%00", "", "")),
         (WHATSAPP, (meta(&format!("&hub.challenge={long}")), "", "")),
         (SLACK, ("POST /", "", slack(r#""a","challenge":"b""#))),
         (SLACK, ("POST /", "", slack(r#"{"a":1}"#))),
@@ -247,41 +290,62 @@ async fn wrong_verify_token_is_refused() {
     assert!(!format!("{:?}", echo(WHATSAPP)).contains(TOKEN));
 }
 
-/// Slack signs its handshake; Meta does not.
+/// The answer is a code by the secret: of a token like this, it would be the signature of another request.
+#[tokio::test]
+async fn code_of_zoom_is_for_verified_requests_only() {
+    let (log, _guard) = Log::of_this_thread();
+    let forged =
+        r#"{"event":"endpoint.url_validation","payload":{"plainToken":"v0:1626230692:{}"}}"#;
+    for body in [ZOOMS, forged] {
+        let (status, _, answer) = send(echo(ZOOM), request(("POST /", "", body))).await;
+        assert_eq!((status.as_u16(), &*answer), (401, ""), "{body}");
+    }
+    let record = log.last("handshake refused");
+    assert!(record["reason"].starts_with("it is not verified: "), "{record:?}");
+}
+
+/// Slack and Zoom sign their handshakes; Meta and Graph do not.
 #[tokio::test]
 async fn layers_of_a_route_are_in_the_order_of_the_guide() {
     let runs = Arc::new(Mutex::new(0));
-    let app = |sender: Preset| {
-        let dedup = DedupLayer::new(sender, MemoryAdapter::new()).require_verified();
-        let verify = VerifyLayer::new(sender.verifier("secret").unwrap());
-        let runs = Arc::clone(&runs);
-        let handler = post(async move || *runs.lock().unwrap() += 1);
-        let echo = echo(sender);
-        if sender == WHATSAPP {
-            Router::new().route("/", handler.layer((echo, verify, dedup)))
-        } else {
-            Router::new().route("/", handler.layer((verify, echo, dedup)))
-        }
-    };
-    for (sender, sent, ..) in &HANDSHAKES[..2] {
+    let secret = "zoom_secret_for_tests";
+    for sender in [SLACK, ZOOM, WHATSAPP, MICROSOFT_GRAPH] {
+        let handler = {
+            let runs = Arc::clone(&runs);
+            post(async move || *runs.lock().unwrap() += 1)
+        };
+        let (echo, dedup) = (echo(sender), DedupLayer::new(sender, MemoryAdapter::new()));
+        let verify = || VerifyLayer::new(sender.verifier(secret).unwrap());
+        let route = match sender.name() {
+            "microsoft-graph" => handler.layer((echo, dedup)),
+            "whatsapp" => handler.layer((echo, verify(), dedup.require_verified())),
+            _ => handler.layer((verify(), echo, dedup.require_verified())),
+        };
+        let app = Router::new().route("/", route);
         let answer = async |request: Request<Body>| {
-            let (head, body) = app(*sender).oneshot(request).await.unwrap().into_parts();
+            let (head, body) = app.clone().oneshot(request).await.unwrap().into_parts();
             let body = to_bytes(body, usize::MAX).await.unwrap();
             (head.status.as_u16(), String::from_utf8(body.to_vec()).unwrap())
         };
-        let signed =
-            |request: Request<Body>| testing::sign(request, *sender, "secret").map(Body::new);
-        let text = HANDSHAKES.iter().find(|(of, ..)| of == sender).unwrap().3;
-        let is_signed = *sender == SLACK;
-        let expected = if is_signed { (401, String::new()) } else { (200, text.to_owned()) };
-        assert_eq!(answer(request(*sent)).await, expected);
-        assert_eq!(answer(signed(request(*sent))).await, (200, text.to_owned()));
-        assert_eq!(*runs.lock().unwrap(), 0);
-        // An event runs, and a forged one does not.
-        let event = || testing::request(*sender, "/", "1");
-        assert_eq!(answer(event().map(Body::new)).await.0, 401);
-        assert_eq!(answer(signed(event().map(Body::new))).await.0, 200);
-        assert_eq!(std::mem::take(&mut *runs.lock().unwrap()), 1);
+        let signed = |request: Request<Body>| match sender.name() {
+            "microsoft-graph" => request,
+            _ => testing::sign(request, sender, secret).map(Body::new),
+        };
+        let (_, sent, _, text) = HANDSHAKES.iter().find(|(of, ..)| *of == sender).unwrap();
+        let is_signed = [SLACK, ZOOM].contains(&sender);
+        let expected = if is_signed { (401, "") } else { (200, *text) };
+        assert_eq!(answer(request(*sent)).await, (expected.0, expected.1.to_owned()));
+        assert_eq!(answer(signed(request(*sent))).await, (200, (*text).to_owned()));
+        assert_eq!(*runs.lock().unwrap(), 0, "{sender:?}");
+        // An event runs once, and a forged one does not.
+        let event = || testing::request(sender, "/", "1").map(Body::new);
+        if sender != MICROSOFT_GRAPH {
+            assert_eq!(answer(event()).await.0, 401, "{sender:?}");
+        }
+        for _ in 0..2 {
+            assert_eq!(answer(signed(event())).await.0, 200, "{sender:?}");
+        }
+        assert_eq!(std::mem::take(&mut *runs.lock().unwrap()), 1, "{sender:?}");
     }
 }
 
@@ -374,6 +438,7 @@ fn echo_says_what_it_needs() {
             Some("a\n"),
             "the echo of `whatsapp` needs a verify token without white space around it",
         ),
+        (ZOOM, None, "the echo of `zoom` needs the secret"),
         (SLACK, Some("x"), "the echo of `slack` needs no secret"),
     ] {
         assert_eq!(sender.echo(secret).unwrap_err().to_string(), expected);
