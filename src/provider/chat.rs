@@ -11,9 +11,9 @@ use crate::key::{self, FORM, RequestRef, Rule, without_mark};
 
 /// Slack's Events API: `/event_id` in the body, which is unique across all workspaces.
 ///
-/// `url_verification` and `app_rate_limited` have no id; they are handshakes. The forms of slash
-/// commands and interactivity have no event id either, so they are handshakes too. If such a handler
-/// must run once, use the key `key::form("trigger_id")`.
+/// `url_verification` and `app_rate_limited` have no id; they are handshakes. [`SLACK.echo(None)`](Preset::echo) answers
+/// the first. The forms of slash commands and interactivity have no event id either, so they are handshakes too. If such a
+/// handler must run once, use the key `key::form("trigger_id")`.
 ///
 /// [Signature](https://docs.slack.dev/authentication/verifying-requests-from-slack): HMAC-SHA256 over version, time and
 /// body, which has the id.
@@ -52,9 +52,9 @@ fn is_no_slack_event(request: &RequestRef<'_>) -> bool {
 /// Discord: `/id` of an interaction; for a webhook event, which has no id, the digest of the body. The body has the time
 /// of the event.
 ///
-/// A `PING` (`/type` is 0, or 1 of an interaction) is a handshake. Your handler answers it: 204 with a content type, and
-/// `{"type":1}` to an interaction. Discord reads every answer to an interaction, and sends it once. It sends forged
-/// requests on purpose, and takes an endpoint away that does not answer them 401.
+/// A `PING` (`/type` is 0, or 1 of an interaction) is a handshake. [`DISCORD.echo(None)`](Preset::echo) answers it: 204
+/// with a content type, and `{"type":1}` to an interaction. Discord reads every answer to an interaction, and sends it
+/// once. It sends forged requests on purpose, and takes an endpoint away that does not answer them 401.
 ///
 /// [Signature](https://discord.com/developers/docs/events/webhook-events): Ed25519 over time and body, which has the id.
 /// The form of the time is not documented, so it is not checked. The secret is the application's public key. It needs the
@@ -108,8 +108,8 @@ pub const TELEGRAM: Preset = Preset {
 /// Twitch EventSub: the header `Twitch-Eventsub-Message-Id`, which is signed.
 ///
 /// The headers with the type of the message and of the event are not signed. A verification or a revocation is a
-/// handshake only if the signed body has neither an `/event` nor a list of `/events`. The type of an event is that of
-/// the body.
+/// handshake only if the signed body has neither an `/event` nor a list of `/events`.
+/// [`TWITCH.echo(None)`](Preset::echo) answers a verification. The type of an event is that of the body.
 ///
 /// [Signature](https://dev.twitch.tv/docs/eventsub/handling-webhook-events/): HMAC-SHA256 over id, time and body. Twitch
 /// recommends a tolerance of 10 min.

@@ -97,7 +97,7 @@ fn unwrapped(request: &RequestRef<'_>) -> Result<Option<String>, KeyError> {
 /// Azure Event Grid: topic and id of each event; in the CloudEvents schema, source and id.
 ///
 /// The validation of a subscription is a handshake, because the response carries the code. In the
-/// CloudEvents schema the validation is an OPTIONS, which the layer does not deduplicate. Event Grid
+/// CloudEvents schema the validation is an OPTIONS. [`AZURE_EVENT_GRID.echo(None)`](Preset::echo) answers both. Event Grid
 /// does not retry after 400, 401, 403 or 413. So it loses events without an id, unless
 /// [`on_missing_key`](crate::DedupLayer::on_missing_key) is set. It signs nothing.
 pub const AZURE_EVENT_GRID: Preset = Preset {
@@ -136,7 +136,8 @@ fn event_grid(events: Events<'_>) -> Result<Extracted, KeyError> {
 /// Let such a handler read the changes from its last delta link.
 ///
 /// Before a subscription begins, Graph sends a POST with `?validationToken=…` and without a body. It is a handshake,
-/// because the response has to be this token, decoded, as `text/plain`.
+/// because the response has to be this token, decoded, as `text/plain`. [`MICROSOFT_GRAPH.echo(None)`](Preset::echo)
+/// answers it.
 ///
 /// Graph signs nothing. Each notification has the `/clientState` of its subscription, which the handler, or a layer
 /// outside, has to compare.

@@ -22,7 +22,8 @@ use crate::key::{
 /// 3. A change (a comment, a mention) is known as in [`WHATSAPP`](super::WHATSAPP), by the entry's `id` and `time`, the
 ///    change's `field`, and the digest of the change.
 ///
-/// Values that are missing are empty parts. Meta verifies the URL by a GET, which the layer does not deduplicate.
+/// Values that are missing are empty parts. Meta verifies the URL by a GET, which
+/// [`MESSENGER.echo(Some(verify_token))`](Preset::echo) answers.
 ///
 /// [Signature](https://developers.facebook.com/docs/graph-api/webhooks/getting-started): HMAC-SHA256 over the body, which
 /// has the ids. No time is signed. The secret is the app secret.

@@ -89,6 +89,7 @@ fn svix_id(request: &RequestRef<'_>) -> Result<Option<String>, KeyError> {
 /// [Java](https://github.com/cloudevents/sdk-java/issues/748) encode nothing: of their sources and ids, those with
 /// one of the four have another key in the other modes. A list of events with another content type is malformed,
 /// because the ids are those of its events. The format has no signature. Retries differ between senders.
+/// [`CLOUDEVENTS.echo(None)`](Preset::echo) answers the OPTIONS by which a sender asks for permission.
 pub const CLOUDEVENTS: Preset = Preset {
     name: "cloudevents",
     rule: || Rule::Reader(cloud_events),

@@ -1,4 +1,4 @@
-//! Signature verification: a layer that passes only requests with a valid signature.
+//! Signature verification: a layer that passes only requests with a valid signature. Handshakes: a layer that answers them.
 //!
 //! 1. A signature covers the body as it arrived. [`VerifyLayer`] buffers the body once, verifies these
 //!    bytes and forwards them. It copies nothing if the body is one buffer.
@@ -15,6 +15,7 @@
 //! 8. A [`Scheme`] is data, a preset's or your own. [`VerifyLayer::select`] looks up the verifier of each request.
 //! 9. Verification recognises no retry: a retry has the same id, a new time and a new signature.
 //!    Deduplication recognises it.
+//! 10. [`EchoLayer`] answers the handshakes whose senders want an echo. It is made of a preset.
 //!
 //! [The guide](crate::guide::verification) has the order of the layers, and a table of what each sender
 //! signs.

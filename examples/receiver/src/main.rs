@@ -56,6 +56,8 @@
 //!   use, and lists the variables that it knows. So no route is unverified by mistake.
 //! - To change a secret, put the old one into the same variable with `_PREVIOUS` at the end, until the
 //!   sender uses the new one.
+//! - The receiver answers the handshakes of Slack, Twitch, Discord, Microsoft Graph and Event Grid, and of Zoom if it has
+//!   the secret.
 //! - Secrets are no options, because every user of the machine can read the command line of a process.
 //! - Twilio, Square and HubSpot sign the public URL, which a server behind a proxy does not see.
 //!   `--public-url https://hooks.example.com` sets the part before the path.
