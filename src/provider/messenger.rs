@@ -44,7 +44,7 @@ static ENTRIES: LazyLock<Arrays> = LazyLock::new(|| Arrays::parse("/entry").unwr
 static LISTS: LazyLock<[Arrays; 3]> = LazyLock::new(|| {
     ["/messaging", "/standby", "/changes"].map(|list| Arrays::parse(list).unwrap_or_default())
 });
-const KINDS: [Kind; 3] = [Kind::Message, Kind::Standby, Kind::Change];
+const KINDS: [ItemKind; 3] = [ItemKind::Message, ItemKind::Standby, ItemKind::Change];
 static ID: LazyLock<KeyPart> = LazyLock::new(|| key::json("/id").optional());
 static TIME: LazyLock<KeyPart> = LazyLock::new(|| key::json("/time").optional());
 static FIELD: LazyLock<KeyPart> = LazyLock::new(|| key::json("/field").optional());
@@ -72,7 +72,7 @@ fn messenger(mut events: Events<'_>) -> Result<Extracted, KeyError> {
             lists.flat_map(|(list, kind)| list.into_iter().map(move |it| (it, kind)))
         {
             let of = request.with_body(&item);
-            let found = if kind == Kind::Change {
+            let found = if kind == ItemKind::Change {
                 let field = FIELD.read(&of)?;
                 let digest = body_id(&item);
                 let parts = [id.as_deref(), time.as_deref(), field.as_deref(), Some(&*digest)];
@@ -83,7 +83,7 @@ fn messenger(mut events: Events<'_>) -> Result<Extracted, KeyError> {
                 let (mid, echo, deleted) = (mid.read(&of)?, echo.read(&of)?, deleted.read(&of)?);
                 let [id, mid] = [id.as_deref(), mid.as_deref()];
                 let parts = [id, mid, echo.as_deref(), deleted.as_deref(), Some("standby")];
-                compose(if kind == Kind::Standby { &parts } else { &parts[..4] }).into()
+                compose(if kind == ItemKind::Standby { &parts } else { &parts[..4] }).into()
             };
             events.push(found, item, true)?;
         }
@@ -91,8 +91,8 @@ fn messenger(mut events: Events<'_>) -> Result<Extracted, KeyError> {
     Ok(events.into())
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ItemKind {
     Message,
     Standby,
     Change,

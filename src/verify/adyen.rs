@@ -7,9 +7,10 @@ use http::request::Parts;
 use serde_json::Value;
 
 use super::error::Refusal;
-use super::received::{HmacSha256, Received, base64, signed};
+use super::received::{Received, base64, signed};
 use crate::error::KeyErrorKind;
 use crate::key::{self, Arrays, KeyPart, RequestRef, items};
+use crate::provider::scheme::Proof;
 
 const ITEMS: &str = "notificationItems";
 const SIGNATURE: &str = "additionalData.hmacSignature";
@@ -47,7 +48,7 @@ pub(super) fn verify(key: &[u8], request: &Received<'_>) -> Result<(), Refusal> 
         if signature.is_empty() {
             return Err(Refusal::Missing(SIGNATURE));
         }
-        signed::<HmacSha256>(key, &[text.as_bytes()], base64(&signature))?;
+        signed(Proof::Adyen, key, &[text.as_bytes()], base64(&signature))?;
     }
     Ok(())
 }

@@ -1,11 +1,7 @@
 //! [`Key`]: what a secret contains, in the notation of its sender.
 
-use hmac::Hmac;
-use sha1::Sha1;
-use sha2::Sha512;
-
 use super::error::VerifierError;
-use super::received::{HmacSha256, base64, hex, signed};
+use super::received::{base64, hex, signed};
 use crate::provider::scheme::{Proof, Scheme, Secret};
 
 /// A key that verifies.
@@ -50,8 +46,7 @@ impl Key {
         let is_encoded = matches!(scheme.secret, Secret::Webhook | Secret::Base64 | Secret::Hex);
         match scheme.proof {
             Proof::P256 => Self::p256(&bytes),
-            Proof::Ed25519 => Self::ed25519(&bytes),
-            _ if is_public => Self::ed25519(&bytes),
+            proof if proof == Proof::Ed25519 || is_public => Self::ed25519(&bytes),
             _ if is_encoded && bytes.len() < MIN_ENCODED => {
                 Err(malformed("at least 16 bytes long once it is decoded"))
             }
@@ -81,13 +76,7 @@ impl Key {
         texts: usize,
     ) -> bool {
         match self {
-            Self::Shared(key) if scheme.proof == Proof::HmacSha1 => {
-                signed::<Hmac<Sha1>>(key, text, codes).is_ok()
-            }
-            Self::Shared(key) if scheme.proof == Proof::HmacSha512 => {
-                signed::<Hmac<Sha512>>(key, text, codes).is_ok()
-            }
-            Self::Shared(key) => signed::<HmacSha256>(key, text, codes).is_ok(),
+            Self::Shared(key) => signed(scheme.proof, key, text, codes).is_ok(),
             #[cfg(feature = "verify-ecdsa")]
             Self::P256(key) => {
                 use p256::ecdsa::Signature;

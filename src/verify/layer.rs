@@ -26,7 +26,7 @@ use super::verifier::Verifier;
 use crate::error::{BoxError, ConfigError, NOT_ZERO, check, valid};
 use crate::key::{LogIds, RequestRef, escaped};
 use crate::layer::{BODY_LIMIT, BODY_TIMEOUT, Collect, Verified};
-use crate::observe;
+use crate::observe::records;
 use crate::provider::Preset;
 
 type OwnCheck = dyn Fn(&Parts, &[u8], SystemTime) -> Result<(), Refusal> + Send + Sync;
@@ -36,9 +36,6 @@ type Select = dyn Fn(Parts) -> FoundVerifier + Send + Sync;
 /// The longest body, in bytes, in which the id of a refused request is looked for: whoever cannot sign must not
 /// make the server parse more. The search costs less than the signature of such a body.
 const CLAIM_LIMIT: usize = 4 * 1024;
-
-/// What the log says of a request at which a closure panicked.
-const PANICKED: &str = "a closure of the verifying layer panicked";
 
 /// The longest look-up of a verifier: as long as a call of the store by default. Senders wait for 3 s and longer.
 const LOOK_UP_TIMEOUT: Duration = Duration::from_secs(2);
@@ -65,8 +62,8 @@ impl From<Refusal> for Unverified {
 impl Unverified {
     /// A closure panicked: the fault is not the sender's, who delivers again.
     fn by_panic() -> Self {
-        let status = StatusCode::SERVICE_UNAVAILABLE;
-        Self { status, name: "panicked", reason: PANICKED.into() }
+        let reason = "a closure of the verifying layer panicked".into();
+        Self { status: StatusCode::SERVICE_UNAVAILABLE, name: "panicked", reason }
     }
 }
 
@@ -141,16 +138,13 @@ impl VerifyLayer {
     /// 10 s, and 2 MiB or the [largest body](crate::guide::providers) of the preset's sender if that is
     /// larger.
     pub fn new(verifier: Verifier) -> Self {
-        let preset = verifier.preset;
+        let largest = verifier.preset.and_then(|preset| preset.max_body).unwrap_or_default();
         let layer = Self::with(Check::Verifier(Box::new(verifier)));
-        let Some(preset) = preset else { return layer };
-        let body_limit = BODY_LIMIT.max(preset.max_body.unwrap_or_default());
-        Self { body_limit, ..layer }
+        Self { body_limit: BODY_LIMIT.max(largest), ..layer }
     }
 
     /// Makes a layer for a sender whose scheme this crate does not have. The limits are 2 MiB and 10 s.
-    /// The closure takes the head of
-    /// the request, the whole raw body and the server's time. [`named`](Self::named) gives the sender a name.
+    /// The closure takes the head, the whole raw body and the server's time; [`named`](Self::named) names the sender.
     pub fn from_fn<F>(check: F) -> Self
     where
         F: Fn(&Parts, &[u8], SystemTime) -> Result<(), Refusal> + Send + Sync + 'static,
@@ -216,11 +210,8 @@ impl VerifyLayer {
     /// Returns the name of the sender; `None` without a preset and without a [name](Self::named).
     #[must_use]
     pub fn sender(&self) -> Option<&str> {
-        match (&self.name, &*self.check) {
-            (Some(name), _) => Some(name),
-            (None, Check::Verifier(verifier)) => verifier.preset.as_ref().map(Preset::name),
-            (None, _) => None,
-        }
+        let Check::Verifier(verifier) = &*self.check else { return self.name.as_deref() };
+        self.name_of(Some(verifier))
     }
 
     /// Sets how log records name an id: see [`DedupLayer::log_ids`](crate::DedupLayer::log_ids).
@@ -274,17 +265,14 @@ impl VerifyLayer {
         R::Error: Into<BoxError>,
     {
         let (mut head, body) = request.into_parts();
-        let found;
+        let mut found = None;
         let check = match &*self.check {
             Check::Verifier(verifier) => Ok(Ok(&**verifier)),
             Check::Own(check) => Ok(Err(check)),
-            Check::Select(look_up) => match self.look_up(look_up, &head).await {
-                Ok(verifier) => {
-                    found = verifier;
-                    Ok(Ok(&found))
-                }
-                Err(failed) => Err(failed),
-            },
+            Check::Select(look_up) => {
+                let verifier = self.look_up(look_up, &head).await;
+                verifier.map(|verifier| Ok(&*found.insert(verifier)))
+            }
         };
         let verifier = check.as_ref().ok().and_then(|check| check.ok());
         let read = verifier.map_or(Ok(()), |known| known.verify_head(&head, SystemTime::now()));
@@ -314,7 +302,7 @@ impl VerifyLayer {
         match verified {
             Ok(()) => {
                 head.extensions.insert(Verified);
-                observe::records::verified(self.name_of(verifier), "passed");
+                records::verified(self.name_of(verifier), "passed");
             }
             Err(failed) => {
                 let status = self.report(verifier, &head, &body, &failed, self.reports_only);
@@ -338,12 +326,11 @@ impl VerifyLayer {
             Ok(Ok(Ok(None))) => return Err(Refusal::Unknown.into()),
             Ok(Err(_)) => return Err(Unverified::by_panic()),
             Ok(Ok(Err(error))) => {
-                format!("the look-up failed: {}", escaped(&observe::records::chain(&*error))).into()
+                format!("the look-up failed: {}", escaped(&records::chain(&*error))).into()
             }
             Err(_) => "the look-up took too long".into(),
         };
-        let status = StatusCode::SERVICE_UNAVAILABLE;
-        Err(Unverified { status, name: "look_up_failed", reason })
+        Err(Unverified { status: StatusCode::SERVICE_UNAVAILABLE, name: "look_up_failed", reason })
     }
 
     /// Logs and counts a request that is not verified, and returns its answer. `body` is what was read of it. `passes` says
@@ -358,12 +345,10 @@ impl VerifyLayer {
     ) -> StatusCode {
         let url = verifier.and_then(|verifier| verifier.signed_url(head));
         let preset = verifier.and_then(|verifier| verifier.preset);
-        observe::records::verified(
-            self.name_of(verifier),
-            if passes { "reported" } else { "refused" },
-        );
-        observe::records::not_verified(
-            self.name_of(verifier),
+        let name = self.name_of(verifier);
+        records::verified(name, if passes { "reported" } else { "refused" });
+        records::not_verified(
+            name,
             &escaped(head.uri.path()),
             url.as_deref().map(|url| escaped(url)).as_deref(),
             preset.as_ref().and_then(|sender| self.unverified_id(sender, head, body)).as_deref(),

@@ -4,16 +4,13 @@
 //!    bytes and forwards them. It copies nothing if the body is one buffer.
 //! 2. A verified request carries [`Verified`](crate::Verified), which
 //!    [`require_verified`](crate::DedupLayer::require_verified) demands.
-//! 3. Every other request is answered 401 without a body. The reason is logged, and the client does not
-//!    see it. A layer that [only reports](VerifyLayer::report_only) logs it and lets the request pass.
+//! 3. Every other request is answered 401 without a body. The reason is logged, and not sent.
 //! 4. A signature is compared as a whole and in constant time. A comparison that stops early would let
 //!    an attacker find the signature byte by byte.
-//! 5. A missing, repeated or unreadable header is refused, before the body is read.
-//! 6. A signed time must be within the [`tolerance`](Verifier::tolerance) of the server's time, before
+//! 5. A signed time must be within the [`tolerance`](Verifier::tolerance) of the server's time, before
 //!    or after. So an attacker cannot send a captured delivery again for ever.
-//! 7. Several secrets are accepted while one replaces the other ([`Verifier::or_secret`]).
-//! 8. A [`Scheme`] is data, a preset's or your own. [`VerifyLayer::select`] looks up the verifier of each request.
-//! 9. Verification recognises no retry: a retry has the same id, a new time and a new signature.
+//! 6. A [`Scheme`] is data, a preset's or your own. [`VerifyLayer::select`] looks up the verifier of each request.
+//! 7. Verification recognises no retry: a retry has the same id, a new time and a new signature.
 //!    Deduplication recognises it.
 //! 10. [`EchoLayer`] answers the handshakes whose senders want an echo. It is made of a preset.
 //!

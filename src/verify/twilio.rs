@@ -3,14 +3,13 @@
 use std::collections::BTreeSet;
 
 use bytes::Bytes;
-use hmac::Hmac;
 use http::Method;
-use sha1::Sha1;
 use sha2::{Digest, Sha256};
 
 use super::error::Refusal;
 use super::received::{Received, base64, hex, signed};
 use crate::key::RequestRef;
+use crate::provider::scheme::Proof;
 
 /// Twilio: HMAC-SHA1 over the whole URL and the sorted form fields, or over the URL alone without a
 /// form. If the body is no form, the URL contains its digest.
@@ -20,18 +19,15 @@ use crate::key::RequestRef;
 ///
 /// Twilio does not sign the method: see [`check_method`].
 pub(super) fn verify(key: &[u8], request: &Received<'_>) -> Result<(), Refusal> {
-    let signature = base64(signature(request)?);
+    let signature = base64(request.header(request.scheme.header)?);
     let text = text(request)?;
     check_method(request, &text)?;
     let by = |url: &String| {
-        signed::<Hmac<Sha1>>(key, &[url.as_bytes(), text.as_bytes()], signature.clone())
+        let parts = [url.as_bytes(), text.as_bytes()];
+        signed(Proof::Twilio, key, &parts, signature.clone())
     };
     let urls = request.public_url()?.with_and_without_port();
     urls.iter().map(by).find(Result::is_ok).unwrap_or(Err(Refusal::Forged))
-}
-
-pub(super) fn signature<'a>(request: &Received<'a>) -> Result<&'a str, Refusal> {
-    request.header("x-twilio-signature")
 }
 
 /// The largest number of fields that are sorted. A body of 2 MB may have a million, which take 90 ms before the

@@ -60,11 +60,10 @@ impl Verifier {
             return Err(VerifierError::InvalidScheme(rule));
         }
         let key = Key::new(&scheme, secret)?;
-        let url = match url {
-            Some(url) => Some(Arc::new(PublicUrl::parse(url)?)),
-            None if scheme.signs_url() => return Err(VerifierError::NoPublicUrl),
-            None => None,
-        };
+        if url.is_none() && scheme.signs_url() {
+            return Err(VerifierError::NoPublicUrl);
+        }
+        let url = url.map(PublicUrl::parse).transpose()?.map(Arc::new);
         let tolerance = Duration::from_secs(300);
         Ok(Self { preset: None, scheme, keys: [key].into(), url, tolerance })
     }
@@ -158,7 +157,7 @@ fn verify_head(key: &Key, request: &Received<'_>) -> Result<(), Refusal> {
     match (request.scheme.proof, key) {
         (Proof::Token, Key::Shared(token)) => data::verify_token(token, request),
         (Proof::Adyen, _) => Ok(()),
-        (Proof::Twilio, _) => twilio::signature(request).map(drop),
+        (Proof::Twilio, _) => request.header(request.scheme.header).map(drop),
         _ => data::read(request).map(drop),
     }
 }

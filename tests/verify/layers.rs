@@ -202,6 +202,22 @@ async fn intent_to_receive_of_xero_is_answered_without_a_body() {
     assert_eq!(site.counts().await, (1, 1));
 }
 
+/// Whoever has captured a delivery can send it again under another id.
+#[tokio::test]
+async fn body_of_razorpay_under_another_id_is_a_duplicate_by_its_content_identity() {
+    let captured = case(provider::RAZORPAY, "captured");
+    let keys = provider::RAZORPAY.extractor();
+    for (keys, replayed) in [(keys.clone(), ran()), (keys.content_identity(), duplicate())] {
+        let verify = VerifyLayer::new(captured.verifier(provider::RAZORPAY));
+        let app = Site::new(keys, verify).right();
+        for (id, expected) in [("Evt1", ran()), ("Evt1", duplicate()), ("Evt2", replayed)] {
+            let mut request = captured.request();
+            request.headers_mut().insert("x-razorpay-event-id", HeaderValue::from_static(id));
+            assert_eq!(send(&app, request).await, expected, "{id}");
+        }
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn body_that_does_not_arrive_is_not_verified() {
     let verify = VerifyLayer::from_fn(|_, _, _| panic!("there is nothing to check"));
