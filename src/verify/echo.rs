@@ -11,7 +11,6 @@ use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use ctutils::CtEq;
-use hmac::Mac;
 use http::header::{CONTENT_TYPE, HeaderName, HeaderValue, X_CONTENT_TYPE_OPTIONS};
 use http::{Request, Response, StatusCode};
 use http_body::Body;
@@ -19,13 +18,14 @@ use serde_json::{Value, json};
 use tower_layer::Layer;
 use tower_service::Service;
 
-use super::received::{HmacSha256, mac};
+use super::received::code;
 use crate::error::{BoxError, ConfigError};
 use crate::key::{KeyPart, RequestRef, escaped, hex};
 use crate::layer::{BODY_TIMEOUT, Collect, ResponseBody, Verified};
 use crate::observe;
 use crate::provider::Preset;
 use crate::provider::challenge::{Answer, Challenge, Field};
+use crate::provider::scheme::Proof;
 
 /// The longest body, in bytes, in which a handshake is looked for.
 const MAX_BODY: usize = 64 * 1024;
@@ -280,8 +280,8 @@ impl Handshakes {
                     observe::records::echo_refused(self.sender, &path, reason);
                     return refusal(StatusCode::UNAUTHORIZED);
                 }
-                let code = mac::<HmacSha256>(&self.secret, &[value.as_bytes()]);
-                let code = code.map(|mac| hex(&mac.finalize().into_bytes())).unwrap_or_default();
+                let code = code(Proof::HmacSha256, &self.secret, &[value.as_bytes()]);
+                let code = hex(&code.unwrap_or_default());
                 json_of(&json!({ "plainToken": value, "encryptedToken": code }))
             }
             Answer::Origin(_) => {

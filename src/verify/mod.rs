@@ -12,7 +12,7 @@
 //! 6. A [`Scheme`] is data, a preset's or your own. [`VerifyLayer::select`] looks up the verifier of each request.
 //! 7. Verification recognises no retry: a retry has the same id, a new time and a new signature.
 //!    Deduplication recognises it.
-//! 10. [`EchoLayer`] answers the handshakes whose senders want an echo. It is made of a preset.
+//! 8. [`EchoLayer`] answers the handshakes whose senders want an echo. It is made of a preset.
 //!
 //! [The guide](crate::guide::verification) has the order of the layers, and a table of what each sender
 //! signs.
