@@ -28,7 +28,7 @@ use crate::provider::challenge::{Answer, Challenge, Field};
 use crate::provider::scheme::Proof;
 
 /// The longest body, in bytes, in which a handshake is looked for.
-const MAX_BODY: usize = 64 * 1024;
+const MAX_BODY: usize = 16 * 1024;
 
 /// The longest value, in bytes, that is sent back.
 const MAX_ECHO: usize = 4 * 1024;
@@ -73,9 +73,15 @@ const ALLOWED_RATE: HeaderName = HeaderName::from_static("webhook-allowed-rate")
 /// An answer has `X-Content-Type-Options: nosniff`, so that a browser never takes the value for a page.
 ///
 /// Any other request goes to the inner service as it is. So does one whose value is missing, repeated, empty or longer
-/// than 4 KiB, and one with a body that a handshake of this sender does not have. A body is read only if the head may be that of a handshake, and if its length is known and at most 64 KiB;
-/// the inner service gets it whole. In a body of a length that is not known, a handshake is not recognised: inside of a
-/// layer of this crate, each length is known.
+/// than 4 KiB, and one with a body that the handshakes of the sender do not have.
+///
+/// A body is read only if the handshakes of the sender have one, the head may be that of a handshake, and the length is
+/// known and at most 16 KiB; the inner service gets it whole. Inside of a layer of this crate, each length is known.
+///
+/// It takes every request body that can be made of [`Bytes`], and passes the same type on: axum's, [`Full`]. Around a hyper
+/// service, put it inside of a layer of this crate, or map hyper's body to another one before it.
+///
+/// [`Full`]: http_body_util::Full
 ///
 /// # Clone
 ///
@@ -103,8 +109,8 @@ impl fmt::Debug for EchoLayer {
 impl Preset {
     /// Makes a layer that answers the handshakes of this sender that need an echo.
     ///
-    /// `secret` is what the answer needs: of WhatsApp and Meta's other senders, the verify token that you have chosen; of
-    /// the others `None`.
+    /// `secret` is what the answer needs: for Meta's senders the verify token that you have chosen, for Zoom the secret of
+    /// the verifier, for the others `None`.
     ///
     /// # Errors
     ///

@@ -12,6 +12,7 @@ use bytes::Bytes;
 use futures_util::stream;
 use http::{HeaderMap, Request, Response, StatusCode};
 use http_body_util::Full;
+use hyper::body::Incoming;
 use tower::limit::ConcurrencyLimitLayer;
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_dedup::adapter::MemoryAdapter;
@@ -357,7 +358,11 @@ async fn body_of_another_length_is_passed_on() {
         Request::post("/").body(Body::from_stream(stream::iter(chunks))).unwrap()
     };
     let chunks = handshake.as_bytes().chunks(10).map(|chunk| Ok(Bytes::copy_from_slice(chunk)));
-    let long = format!("{handshake}{}", " ".repeat(65 * 1024));
+    let of_length = |length| format!("{handshake:<length$}");
+    let (longest, long) = (of_length(16 * 1024), of_length(16 * 1024 + 1));
+    let (status, ..) =
+        send(echo(SLACK), Request::post("/").body(Body::from(longest)).unwrap()).await;
+    assert_eq!(status, 200);
     let broken = [Ok(Bytes::from("{")), Err(io::Error::other("broken"))];
     for (request, expected) in [
         (chunked(chunks.collect()), format!("POST / {:?}", Bytes::from(handshake.clone()))),
@@ -443,6 +448,19 @@ fn echo_says_what_it_needs() {
     ] {
         assert_eq!(sender.echo(secret).unwrap_err().to_string(), expected);
     }
+}
+
+/// The layers compile around a hyper service.
+#[test]
+fn echo_layer_fits_around_a_hyper_service() {
+    fn serves<S: Service<Request<Incoming>> + Clone + Send + 'static>(_: &S) {}
+    let inner = service_fn(async |_: Request<Full<Bytes>>| {
+        Ok::<_, Infallible>(Response::new(Full::<Bytes>::default()))
+    });
+    let dedup = DedupLayer::new(SLACK, MemoryAdapter::new());
+    serves(&dedup.clone().layer(echo(SLACK).layer(inner.clone())));
+    let verify = VerifyLayer::new(SLACK.verifier("secret").unwrap());
+    serves(&verify.layer(echo(SLACK).layer(dedup.layer(inner))));
 }
 
 /// The layer calls the service that it polled ready.
