@@ -180,10 +180,11 @@ pub const XERO: Preset = Preset {
 
 /// Razorpay: the header `X-Razorpay-Event-Id`, which its documentation recommends for this purpose.
 ///
-/// The id is not signed: a [content identity](crate::KeyExtractor::content_identity) recognises a body that was sent
-/// again under another id. A person can send events again that are up to 7 days old. After a change of the secret,
-/// retries of older events are signed with the old one: keep it by
-/// [`or_secret`](crate::verify::Verifier::or_secret).
+/// The id is not signed: a [content identity](crate::KeyExtractor::content_identity) recognises a body that somebody
+/// sends again under another id. Each body has the time of its event (`/created_at`), so few real events have equal
+/// bytes. A person can send events again that are up to [7 days old](https://razorpay.com/docs/webhooks/replay-events).
+/// After a change of the secret, keep the old one by [`or_secret`](crate::verify::Verifier::or_secret): retries of older
+/// events are signed with it.
 ///
 /// [Signature](https://razorpay.com/docs/webhooks/validate-test): HMAC-SHA256 over the body. Neither the id nor a time is
 /// signed.
