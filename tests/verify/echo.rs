@@ -458,7 +458,7 @@ fn echo_layer_fits_around_a_hyper_service() {
         Ok::<_, Infallible>(Response::new(Full::<Bytes>::default()))
     });
     let dedup = DedupLayer::new(SLACK, MemoryAdapter::new());
-    serves(&dedup.clone().layer(echo(SLACK).layer(inner.clone())));
+    serves(&dedup.clone().layer(echo(SLACK).layer(inner)));
     let verify = VerifyLayer::new(SLACK.verifier("secret").unwrap());
     serves(&verify.layer(echo(SLACK).layer(dedup.layer(inner))));
 }
