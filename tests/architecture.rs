@@ -47,7 +47,10 @@ const LEVELS: &[(&str, &str)] = &[
         "call times < contract held < background completion renewal < arrival < hold < resolve \
          < claim < begin",
     ),
-    ("verify", "error < public_url < received < key < adyen data twilio < verifier < layer sign"),
+    (
+        "verify",
+        "error < public_url < received < key < adyen data twilio < verifier < echo layer sign",
+    ),
     (
         "layer",
         "end mode < policy body gate paths < config < answer handle < builder stored < request settings < delivery \

@@ -362,8 +362,8 @@ impl KeyExtractor {
     /// Lets the requests for which `is_no_event` returns `true` reach the handler without
     /// deduplication. A second call adds to the first.
     ///
-    /// For requests that carry no event and need the handler's response, such as the challenge of
-    /// Slack.
+    /// For requests that carry no event and need the handler's response. For the challenges of the
+    /// presets' senders, there is a [layer](crate::guide::verification#handshakes).
     #[must_use]
     pub fn bypass_when<F>(mut self, is_no_event: F) -> Self
     where

@@ -41,7 +41,7 @@ struct Read<B> {
 }
 
 impl<B> ResponseBody<B> {
-    pub(super) fn inner(body: B) -> Self {
+    pub(crate) fn inner(body: B) -> Self {
         Self { inner: Some(body), read: None }
     }
 
@@ -51,7 +51,7 @@ impl<B> ResponseBody<B> {
     }
 
     /// Returns a body of these bytes.
-    pub(super) fn full(bytes: Bytes) -> Self {
+    pub(crate) fn full(bytes: Bytes) -> Self {
         if bytes.is_empty() { Self::default() } else { Self::read(bytes, None, None) }
     }
 

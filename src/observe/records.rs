@@ -154,6 +154,17 @@ records! {
         "not verified", preset, path, url, claimed_id, reported, reason
     }
 
+    /// an [`EchoLayer`](crate::verify::EchoLayer) has answered a handshake; `preset` is the sender, `path` the path of the
+    /// request
+    #[cfg(feature = "verify")]
+    info echoed(preset: &str, path: &str) { "handshake answered", preset, path }
+
+    /// an [`EchoLayer`](crate::verify::EchoLayer) has refused a handshake; `reason` says why
+    #[cfg(feature = "verify")]
+    warn echo_refused(preset: &str, path: &str, reason: &str) {
+        "handshake refused", preset, path, reason
+    }
+
     /// the argument is [`Delivery`](crate::Delivery); `fix` says what to change
     #[cfg(feature = "axum")]
     warn rejected(argument: &'static str, error: &(dyn std::error::Error + 'static), fix: &'static str) {

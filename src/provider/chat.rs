@@ -1,5 +1,8 @@
 //! Messaging, calls and streams.
 
+use http::StatusCode;
+
+use super::challenge::{Answer, Challenge, Field, POSTED};
 use super::preset::{DAY, DEFAULTS, HOUR, MINUTE, Preset, Retries};
 use super::read::{has_no_events, header_is, lacks, value};
 use super::scheme::Part::{Body, Header, Rfc3339, Seconds, Text};
@@ -8,9 +11,9 @@ use crate::key::{self, FORM, RequestRef, Rule, without_mark};
 
 /// Slack's Events API: `/event_id` in the body, which is unique across all workspaces.
 ///
-/// `url_verification` and `app_rate_limited` have no id; they are handshakes. The forms of slash
-/// commands and interactivity have no event id either, so they are handshakes too. If such a handler
-/// must run once, use the key `key::form("trigger_id")`.
+/// `url_verification` and `app_rate_limited` have no id; they are handshakes. [`SLACK.echo(None)`](Preset::echo) answers
+/// the first. The forms of slash commands and interactivity have no event id either, so they are handshakes too. If such a
+/// handler must run once, use the key `key::form("trigger_id")`.
 ///
 /// [Signature](https://docs.slack.dev/authentication/verifying-requests-from-slack): HMAC-SHA256 over version, time and
 /// body, which has the id.
@@ -19,6 +22,11 @@ pub const SLACK: Preset = Preset {
     rule: || Rule::part(key::json("/event_id")),
     event_type: Some(|| key::json("/event/type")),
     bypass: Some(is_no_slack_event),
+    challenges: &[Challenge {
+        marks: &[(Field::Body("/type"), Some("url_verification"))],
+        answer: Answer::Text(Field::Body("/challenge")),
+        ..POSTED
+    }],
     floor: 12 * MINUTE, // twice the 6 min of the schedule
     scheme: Some(
         Scheme::hmac_sha256(
@@ -44,9 +52,9 @@ fn is_no_slack_event(request: &RequestRef<'_>) -> bool {
 /// Discord: `/id` of an interaction; for a webhook event, which has no id, the digest of the body. The body has the time
 /// of the event.
 ///
-/// A `PING` (`/type` is 0, or 1 of an interaction) is a handshake. Your handler answers it: 204 with a content type, and
-/// `{"type":1}` to an interaction. Discord reads every answer to an interaction, and sends it once. It sends forged
-/// requests on purpose, and takes an endpoint away that does not answer them 401.
+/// A `PING` (`/type` is 0, or 1 of an interaction) is a handshake. [`DISCORD.echo(None)`](Preset::echo) answers it: 204
+/// with a content type, and `{"type":1}` to an interaction. Discord reads every answer to an interaction, and sends it
+/// once. It sends forged requests on purpose, and takes an endpoint away that does not answer them 401.
 ///
 /// [Signature](https://discord.com/developers/docs/events/webhook-events): Ed25519 over time and body, which has the id.
 /// The form of the time is not documented, so it is not checked. The secret is the application's public key. It needs the
@@ -59,6 +67,17 @@ pub const DISCORD: Preset = Preset {
         let kind = value(request, "/type");
         matches!(kind.as_deref(), Some("0" | "1")) && lacks(request, "/event")
     }),
+    challenges: &[
+        Challenge {
+            marks: &[(Field::Body("/type"), Some("0")), (Field::Body("/event"), None)],
+            ..POSTED
+        },
+        Challenge {
+            marks: &[(Field::Body("/type"), Some("1")), (Field::Body("/event"), None)],
+            answer: Answer::Pong(StatusCode::OK, r#"{"type":1}"#),
+            ..POSTED
+        },
+    ],
     floor: 20 * MINUTE, // twice the 10 min of the schedule
     scheme: Some(Scheme::ed25519("x-signature-ed25519", &[Header("x-signature-timestamp"), Body])),
     signed_id: Some(true),
@@ -89,8 +108,8 @@ pub const TELEGRAM: Preset = Preset {
 /// Twitch EventSub: the header `Twitch-Eventsub-Message-Id`, which is signed.
 ///
 /// The headers with the type of the message and of the event are not signed. A verification or a revocation is a
-/// handshake only if the signed body has neither an `/event` nor a list of `/events`. The type of an event is that of
-/// the body.
+/// handshake only if the signed body has neither an `/event` nor a list of `/events`.
+/// [`TWITCH.echo(None)`](Preset::echo) answers a verification. The type of an event is that of the body.
 ///
 /// [Signature](https://dev.twitch.tv/docs/eventsub/handling-webhook-events/): HMAC-SHA256 over id, time and body. Twitch
 /// recommends a tolerance of 10 min.
@@ -99,6 +118,15 @@ pub const TWITCH: Preset = Preset {
     rule: || Rule::part(key::header("twitch-eventsub-message-id")),
     event_type: Some(|| key::json("/subscription/type")),
     bypass: Some(is_no_twitch_event),
+    challenges: &[Challenge {
+        marks: &[
+            (Field::Header("twitch-eventsub-message-type"), Some("webhook_callback_verification")),
+            (Field::Body("/event"), None),
+            (Field::Body("/events"), None),
+        ],
+        answer: Answer::Text(Field::Body("/challenge")),
+        ..POSTED
+    }],
     floor: 7 * DAY, // our estimate: no schedule is documented
     scheme: Some(
         Scheme::hmac_sha256(
@@ -149,5 +177,35 @@ pub const LINE: Preset = Preset {
     scheme: Some(Scheme::hmac_sha256("x-line-signature", &[Body]).base64()),
     signed_id: Some(true),
     sample: r#"{"destination":"sample","events":[{"type":"message","webhookEventId":"{id}","deliveryContext":{"isRedelivery":false}}]}"#,
+    ..DEFAULTS
+};
+
+/// Zoom: the digest of the body. No event has an id; the body has the time of the event in milliseconds.
+///
+/// The check of the URL (`endpoint.url_validation`), which comes every 72 hours, is a handshake: the response has its
+/// token and a code of it by the secret. [`ZOOM.echo(Some(secret))`](Preset::echo) answers it, inside of the
+/// [`VerifyLayer`](crate::verify::VerifyLayer) only: whoever may choose the token gets a code that verifies a request.
+///
+/// [Signature](https://github.com/zoom/webhook-sample): HMAC-SHA256 over version, time and body. The secret is the secret
+/// token of the app.
+pub const ZOOM: Preset = Preset {
+    name: "zoom",
+    event_type: Some(|| key::json("/event")),
+    bypass: Some(|request| value(request, "/event").as_deref() == Some("endpoint.url_validation")),
+    challenges: &[Challenge {
+        marks: &[(Field::Body("/event"), Some("endpoint.url_validation"))],
+        answer: Answer::Code(Field::Body("/payload/plainToken")),
+        ..POSTED
+    }],
+    floor: 170 * MINUTE, // twice the 85 min of the schedule
+    scheme: Some(
+        Scheme::hmac_sha256(
+            "x-zm-signature",
+            &[Text("v0:"), Seconds("x-zm-request-timestamp"), Text(":"), Body],
+        )
+        .prefix("v0="),
+    ),
+    signed_id: Some(true),
+    sample: r#"{"event":"meeting.started","event_ts":1626230691572,"payload":{"object":{"uuid":"{id}"}}}"#,
     ..DEFAULTS
 };

@@ -2,6 +2,7 @@
 
 use std::sync::LazyLock;
 
+use super::challenge::{Answer, Challenge, Field, POSTED, WEB_HOOK};
 use super::preset::{DAY, DEFAULTS, HOUR, MIB, Preset};
 use super::read::{cloud_events_or, header_is, joined, lacks, value};
 use crate::error::{KeyError, KeyErrorKind};
@@ -96,7 +97,7 @@ fn unwrapped(request: &RequestRef<'_>) -> Result<Option<String>, KeyError> {
 /// Azure Event Grid: topic and id of each event; in the CloudEvents schema, source and id.
 ///
 /// The validation of a subscription is a handshake, because the response carries the code. In the
-/// CloudEvents schema the validation is an OPTIONS, which the layer does not deduplicate. Event Grid
+/// CloudEvents schema the validation is an OPTIONS. [`AZURE_EVENT_GRID.echo(None)`](Preset::echo) answers both. Event Grid
 /// does not retry after 400, 401, 403 or 413. So it loses events without an id, unless
 /// [`on_missing_key`](crate::DedupLayer::on_missing_key) is set. It signs nothing.
 pub const AZURE_EVENT_GRID: Preset = Preset {
@@ -106,6 +107,14 @@ pub const AZURE_EVENT_GRID: Preset = Preset {
         header_is(request, "aeg-event-type", "SubscriptionValidation")
             && value(request, "/0/data/validationCode").is_some()
     }),
+    challenges: &[
+        Challenge {
+            marks: &[(Field::Header("aeg-event-type"), Some("SubscriptionValidation"))],
+            answer: Answer::Member("validationResponse", Field::Body("/0/data/validationCode")),
+            ..POSTED
+        },
+        WEB_HOOK,
+    ],
     floor: 48 * HOUR, // twice the 24 h of the schedule
     sample: r#"[{"topic":"/subscriptions/sample","id":"{id}","eventType":"Sample.Created","data":{}}]"#,
     signed_id: Some(false),
@@ -127,7 +136,8 @@ fn event_grid(events: Events<'_>) -> Result<Extracted, KeyError> {
 /// Let such a handler read the changes from its last delta link.
 ///
 /// Before a subscription begins, Graph sends a POST with `?validationToken=…` and without a body. It is a handshake,
-/// because the response has to be this token, decoded, as `text/plain`.
+/// because the response has to be this token, decoded, as `text/plain`. [`MICROSOFT_GRAPH.echo(None)`](Preset::echo)
+/// answers it.
 ///
 /// Graph signs nothing. Each notification has the `/clientState` of its subscription, which the handler, or a layer
 /// outside, has to compare.
@@ -138,6 +148,7 @@ pub const MICROSOFT_GRAPH: Preset = Preset {
         let token = key::query("validationToken").read(request);
         request.body().is_empty() && token.is_ok_and(|token| token.is_some())
     }),
+    challenges: &[Challenge { answer: Answer::Text(Field::Query("validationToken")), ..POSTED }],
     floor: 8 * HOUR, // twice the 4 h of the schedule
     sample: r#"{"value":[{"subscriptionId":"sample","changeType":"created","resource":"users/sample/messages/sample","resourceData":{"@odata.etag":"{id}"}}]}"#,
     signed_id: Some(false),

@@ -2,6 +2,7 @@
 
 use std::sync::LazyLock;
 
+use super::challenge::META;
 use super::preset::{DAY, DEFAULTS, Preset};
 use super::scheme::Part::Body;
 use super::scheme::Scheme;
@@ -21,7 +22,8 @@ use crate::key::{
 /// 3. A change (a comment, a mention) is known as in [`WHATSAPP`](super::WHATSAPP), by the entry's `id` and `time`, the
 ///    change's `field`, and the digest of the change.
 ///
-/// Values that are missing are empty parts. Meta verifies the URL by a GET, which the layer does not deduplicate.
+/// Values that are missing are empty parts. Meta verifies the URL by a GET, which
+/// [`MESSENGER.echo(Some(verify_token))`](Preset::echo) answers.
 ///
 /// [Signature](https://developers.facebook.com/docs/graph-api/webhooks/getting-started): HMAC-SHA256 over the body, which
 /// has the ids. No time is signed. The secret is the app secret.
@@ -29,6 +31,7 @@ pub const MESSENGER: Preset = Preset {
     name: "messenger",
     aliases: &["instagram"],
     rule: || Rule::Reader(messenger),
+    challenges: META,
     floor: 3 * DAY, // twice the 36 h of the schedule
     scheme: Some(Scheme::hmac_sha256("x-hub-signature-256", &[Body]).prefix("sha256=")),
     signed_id: Some(true),

@@ -5,8 +5,8 @@
 //!    retries, and whether the signature covers the id.
 //! 2. The key of a preset never changes after its release, because stored events would run again
 //!    under another key.
-//! 3. A handshake carries no event. The layer answers it if the sender needs no more than a 2xx; any
-//!    other handshake reaches the handler. If the header that marks a handshake is not signed, the
+//! 3. A handshake carries no event. The layer answers it if the sender needs no more than a 2xx. A layer of
+//!    [`Preset::echo`] answers one whose sender wants an echo; any other handshake reaches the handler. If the header that marks a handshake is not signed, the
 //!    signed body must agree. So a forged header cannot take an event past the layer.
 //! 4. A preset's namespace is its name. Many senders deliver one event with one id to every
 //!    subscribed endpoint. If two handlers have to see the event, each needs
@@ -29,6 +29,8 @@
 //! ```
 
 mod business;
+#[cfg_attr(not(feature = "verify"), expect(dead_code, reason = "the feature `verify` reads it"))]
+pub(crate) mod challenge;
 mod chat;
 mod cloud;
 mod code;
@@ -70,7 +72,7 @@ presets! {
     business: HUBSPOT, BOX;
     cloud: MICROSOFT_GRAPH;
     messenger: MESSENGER;
-    chat: LINE;
+    chat: LINE, ZOOM;
     money: QUICKBOOKS, XERO, RAZORPAY, MOLLIE, GOCARDLESS;
     business: NOTION, INTERCOM, WORKOS;
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use http::Method;
 
+use super::challenge::Challenge;
 use super::scheme::Scheme;
 use crate::key::{self, IntoKeyExtractor, KeyExtractor, KeyPart, RequestRef, Rule};
 
@@ -28,6 +29,9 @@ pub struct Preset {
     pub(super) handshake: Option<Condition>,
     /// The other requests without an event: the handler answers them.
     pub(super) bypass: Option<Condition>,
+    /// The requests of these whose sender wants an echo.
+    #[cfg_attr(not(feature = "verify"), expect(dead_code, reason = "`verify` answers them"))]
+    pub(crate) challenges: &'static [Challenge],
     pub(super) methods: &'static [Method],
     /// The shortest retention, in seconds.
     pub(super) floor: u64,
@@ -53,6 +57,7 @@ pub(super) const DEFAULTS: Preset = Preset {
     event_type: None,
     handshake: None,
     bypass: None,
+    challenges: &[],
     methods: &[Method::POST],
     floor: 0,
     max_body: None,

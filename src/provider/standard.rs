@@ -2,6 +2,7 @@
 
 use std::sync::LazyLock;
 
+use super::challenge::WEB_HOOK;
 use super::preset::{DAY, DEFAULTS, HOUR, MINUTE, Preset, Retries};
 use super::read::{cloud_events_or, is_batch_of_cloud_events};
 use super::scheme::Part::{Body, Header, Seconds, Text};
@@ -88,9 +89,11 @@ fn svix_id(request: &RequestRef<'_>) -> Result<Option<String>, KeyError> {
 /// [Java](https://github.com/cloudevents/sdk-java/issues/748) encode nothing: of their sources and ids, those with
 /// one of the four have another key in the other modes. A list of events with another content type is malformed,
 /// because the ids are those of its events. The format has no signature. Retries differ between senders.
+/// [`CLOUDEVENTS.echo(None)`](Preset::echo) answers the OPTIONS by which a sender asks for permission.
 pub const CLOUDEVENTS: Preset = Preset {
     name: "cloudevents",
     rule: || Rule::Reader(cloud_events),
+    challenges: &[WEB_HOOK],
     floor: 7 * DAY, // our estimate: the format has no schedule
     retries: Retries::Undocumented,
     sample_headers: &[("content-type", "application/cloudevents+json")],

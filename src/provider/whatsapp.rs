@@ -4,6 +4,7 @@ use std::sync::LazyLock;
 
 use bytes::Bytes;
 
+use super::challenge::META;
 use super::preset::{DAY, DEFAULTS, MIB, Preset};
 use super::scheme::Part::Body;
 use super::scheme::Scheme;
@@ -25,8 +26,8 @@ use crate::key::{
 ///
 /// `phone_number_id` is read from `/value/metadata`. It is an empty part if it is missing or blank; so are
 /// `recipient_id`, `event`, and the fields of the entry and of the change. Meta writes `""` for the number of a person
-/// with a user name. One request carries up to 1,000 updates. Meta verifies the URL by a GET, which the layer does not
-/// deduplicate.
+/// with a user name. One request carries up to 1,000 updates. Meta verifies the URL by a GET, which
+/// [`WHATSAPP.echo(Some(verify_token))`](Preset::echo) answers.
 ///
 /// **Some statuses share a key, and all but the first are duplicates**: the same status of several
 /// members of a group (`recipient_participant_id`), and several statuses of one payment with one
@@ -39,6 +40,7 @@ pub const WHATSAPP: Preset = Preset {
     name: "whatsapp",
     aliases: &["meta", "meta-whatsapp"],
     rule: || Rule::Reader(whatsapp),
+    challenges: META,
     floor: 14 * DAY, // twice the 7 days of the schedule
     max_body: Some(3 * MIB),
     scheme: Some(Scheme::hmac_sha256("x-hub-signature-256", &[Body]).prefix("sha256=")),

@@ -1,4 +1,4 @@
-//! Signature verification: a layer that passes only requests with a valid signature.
+//! Signature verification: a layer that passes only requests with a valid signature. Handshakes: a layer that answers them.
 //!
 //! 1. A signature covers the body as it arrived. [`VerifyLayer`] buffers the body once, verifies these
 //!    bytes and forwards them. It copies nothing if the body is one buffer.
@@ -12,12 +12,14 @@
 //! 6. A [`Scheme`] is data, a preset's or your own. [`VerifyLayer::select`] looks up the verifier of each request.
 //! 7. Verification recognises no retry: a retry has the same id, a new time and a new signature.
 //!    Deduplication recognises it.
+//! 8. [`EchoLayer`] answers the handshakes whose senders want an echo. It is made of a preset.
 //!
 //! [The guide](crate::guide::verification) has the order of the layers, and a table of what each sender
 //! signs.
 
 mod adyen;
 mod data;
+mod echo;
 mod error;
 mod key;
 mod layer;
@@ -29,6 +31,7 @@ mod twilio;
 mod verifier;
 
 pub use crate::provider::scheme::{Part, Scheme};
+pub use echo::{Echo, EchoLayer};
 pub use error::{Refusal, VerifierError};
 pub use layer::{Verify, VerifyLayer};
 pub use verifier::Verifier;

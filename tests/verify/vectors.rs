@@ -37,6 +37,7 @@ pub(crate) const VECTORS: &[(Preset, &str, usize, usize)] = &[
     (provider::BOX, include_str!("../payloads/box/signature_vectors.json"), 2, 3),
     (provider::MESSENGER, include_str!("../payloads/github/signature_vectors.json"), 2, 1),
     (provider::LINE, include_str!("../payloads/line/signature_vectors.json"), 3, 1),
+    (provider::ZOOM, include_str!("../payloads/zoom/signature_vectors.json"), 2, 3),
     (provider::QUICKBOOKS, include_str!("../payloads/quickbooks/signature_vectors.json"), 2, 1),
     (provider::XERO, include_str!("../payloads/xero/signature_vectors.json"), 2, 2),
     (provider::RAZORPAY, include_str!("../payloads/razorpay/signature_vectors.json"), 2, 1),
