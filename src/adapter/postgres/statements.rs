@@ -1,4 +1,5 @@
-//! The statements of the Postgres adapter: one file each, in the folder `sql`.
+//! The statements of the Postgres adapter: one file each, in the folder `sql`. Only the names of
+//! the tables, the time of a wait and the lines for [`Wait::PassOver`] are not as they are sent.
 //!
 //! `sql::row` defines the states of a row.
 //!
