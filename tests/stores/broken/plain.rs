@@ -250,7 +250,11 @@ impl<F: Fault> MaintenanceAdapter for PlainAdapter<F> {
                 };
                 if row.get("is_leased") || row.get("is_expired") {
                     let is_leased = row.get("is_leased");
-                    return Ok(if is_leased { ForgetReply::InFlight } else { ForgetReply::Missing });
+                    return Ok(if is_leased {
+                        ForgetReply::InFlight
+                    } else {
+                        ForgetReply::Missing
+                    });
                 }
                 let (namespace, id) = (key.namespace().to_owned(), key.id().to_owned());
                 let forget = sqlx::query(sql::<F>(Sql::Forget)).bind(namespace).bind(id);
