@@ -69,9 +69,11 @@ impl From<sqlx::Error> for TableError {
     fn from(error: sqlx::Error) -> Self {
         let code = error.as_database_error().and_then(|error| error.code()).unwrap_or_default();
         let is_of_a_row = match code.parse::<u32>() {
-            // SQLite: a value that is too large (18), or that a constraint of somebody refuses (19).
+            // SQLite: a value that is too large (18), or that a constraint of somebody refuses
+            // (19).
             Ok(code) if code < 10_000 => matches!(code & 0xff, 18 | 19),
-            // Postgres, five characters: a value (22, 23, 54), a lock (55P03, 40), or a trigger (P0).
+            // Postgres, five characters: a value (22, 23, 54), a lock (55P03, 40), or a trigger
+            // (P0).
             _ => ["22", "23", "40", "54", "55P03", "P0"].iter().any(|it| code.starts_with(it)),
         };
         Self { is_of_a_row, error: error.into() }
