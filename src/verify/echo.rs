@@ -11,7 +11,9 @@ use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use ctutils::CtEq;
+use futures_util::TryFutureExt;
 use http::header::{CONTENT_TYPE, HeaderName, HeaderValue, X_CONTENT_TYPE_OPTIONS};
+use http::request::Parts;
 use http::{Request, Response, StatusCode};
 use http_body::Body;
 use serde_json::{Value, json};
@@ -164,12 +166,17 @@ where
     }
 
     fn call(&mut self, request: Request<R>) -> Self::Future {
+        let (head, body) = request.into_parts();
+        let Some(reads_body) = self.layer.handshakes.reads_body(&head, &body) else {
+            let response = self.inner.call(Request::from_parts(head, body));
+            return Box::pin(response.map_ok(|response| response.map(ResponseBody::inner)));
+        };
         // Takes the ready service, and leaves the clone, which is not ready yet.
         let clone = self.inner.clone();
         let mut inner = mem::replace(&mut self.inner, clone);
         let handshakes = Arc::clone(&self.layer.handshakes);
         Box::pin(async move {
-            match handshakes.answer(request).await {
+            match handshakes.answer(head, body, reads_body).await {
                 Continue(request) => Ok(inner.call(request).await?.map(ResponseBody::inner)),
                 Break(answer) => Ok(answer.map(ResponseBody::full)),
             }
@@ -209,11 +216,14 @@ impl Handshake {
 
     /// Returns `true` if the request has what marks this handshake; in its head, unless it is the whole request.
     fn is_met(&self, request: &RequestRef<'_>, is_whole: bool) -> bool {
-        let marks = self.challenge.marks.iter().zip(&self.marks);
-        let mut marks = marks.filter(|((field, _), _)| is_whole || !field.is_in_body());
         let has = |part: &KeyPart, value| part.read(request).is_ok_and(|it| it.as_deref() == value);
+        let mut marks = self.challenge.marks.iter().zip(&self.marks);
         *request.method() == self.challenge.method
-            && marks.all(|(_, (part, value))| has(part, *value))
+            && marks.all(|((field, _), (part, value))| match (field.is_in_body(), value) {
+                (true, _) if !is_whole => true,
+                (true, Some(text)) if !contains(request.body(), text) => false,
+                _ => has(part, *value),
+            })
     }
 
     /// Returns the value that the answer repeats; an empty one if it repeats nothing.
@@ -224,29 +234,41 @@ impl Handshake {
 }
 
 impl Handshakes {
+    /// Returns whether the body decides if the request is a handshake; `None` if it is none.
+    fn reads_body<R: Body>(&self, head: &Parts, body: &R) -> Option<bool> {
+        let nothing = Bytes::new();
+        let of_head = RequestRef::new(head, &nothing);
+        let met = self.all.iter().filter(|handshake| handshake.is_met(&of_head, false));
+        let reads_body = met.map(Handshake::reads_body).reduce(|one, other| one || other)?;
+        let length = body.size_hint();
+        let fits = if reads_body {
+            length.upper().is_some_and(|length| length <= MAX_BODY as u64)
+        } else {
+            // What is in the body of a request whose head is enough may be an event.
+            length.lower() == 0
+        };
+        fits.then_some(reads_body)
+    }
+
     /// Answers a handshake, or returns any other request.
-    async fn answer<R>(&self, request: Request<R>) -> ControlFlow<Response<Bytes>, Request<R>>
+    async fn answer<R>(
+        &self,
+        head: Parts,
+        mut body: R,
+        reads_body: bool,
+    ) -> ControlFlow<Response<Bytes>, Request<R>>
     where
         R: Body<Data = Bytes> + From<Bytes>,
         R::Error: Into<BoxError>,
     {
-        let (head, mut body) = request.into_parts();
         let mut bytes = Bytes::new();
-        match self.reads_body(&RequestRef::new(&head, &bytes)) {
-            Some(false) if body.size_hint().lower() == 0 => {}
-            // What is in the body of a request whose head is enough may be an event.
-            None | Some(false) => return Continue(Request::from_parts(head, body)),
-            Some(true) => {
-                if body.size_hint().upper().is_none_or(|length| length > MAX_BODY as u64) {
-                    return Continue(Request::from_parts(head, body));
-                }
-                let mut collect = pin!(Collect::new(body, MAX_BODY, BODY_TIMEOUT));
-                bytes = match poll_fn(|cx| collect.as_mut().poll(cx)).await {
-                    Ok(bytes) => bytes,
-                    Err(fault) => return Break(refusal(fault.outcome().answer().status())),
-                };
-                body = R::from(bytes.clone());
-            }
+        if reads_body {
+            let mut collect = pin!(Collect::new(body, MAX_BODY, BODY_TIMEOUT));
+            bytes = match poll_fn(|cx| collect.as_mut().poll(cx)).await {
+                Ok(bytes) => bytes,
+                Err(fault) => return Break(refusal(fault.outcome().answer().status())),
+            };
+            body = R::from(bytes.clone());
         }
         let of = RequestRef::new(&head, &bytes);
         let answer = self.all.iter().filter(|it| it.is_met(&of, true)).find_map(|handshake| {
@@ -257,12 +279,6 @@ impl Handshakes {
             Some(answer) => Break(answer),
             None => Continue(Request::from_parts(head, body)),
         }
-    }
-
-    /// Returns whether the body decides if the request is a handshake; `None` if the head says that it is none.
-    fn reads_body(&self, head: &RequestRef<'_>) -> Option<bool> {
-        let met = self.all.iter().filter(|handshake| handshake.is_met(head, false));
-        met.map(Handshake::reads_body).reduce(|one, other| one || other)
     }
 
     /// Returns the answer to a handshake with this value.
@@ -304,6 +320,12 @@ impl Handshakes {
         observe::records::echoed(self.sender, &path);
         answer
     }
+}
+
+/// Returns `true` if the text stands in the body. Most events are told from a handshake so, without a walk through their
+/// JSON: no sender writes the text of a mark with escapes.
+fn contains(body: &[u8], text: &str) -> bool {
+    str::from_utf8(body).is_ok_and(|body| body.contains(text))
 }
 
 fn json_of(value: &Value) -> Response<Bytes> {
