@@ -39,10 +39,13 @@ install_packages() {
     apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends "$@"
 }
 
-# Whatever builds the crate: a Rust toolchain, a C compiler for SQLite, and OpenSSL for tls-native-tls.
+# Whatever builds the crate: a Rust toolchain, and a C compiler for SQLite.
 need_build() {
     command -v cargo >/dev/null || stop "cargo is missing: install Rust (https://rustup.rs)"
     command -v cc >/dev/null || install_packages gcc libc6-dev || stop "a C compiler (cc) is missing: install gcc or clang"
+}
+# For the feature tls-native-tls.
+need_openssl_headers() {
     [ "$(uname)" != Linux ] || pkg-config --exists openssl 2>/dev/null || install_packages pkg-config libssl-dev ||
         stop "OpenSSL's headers are missing: install pkg-config and libssl-dev (Debian) or openssl-devel (Fedora)"
 }

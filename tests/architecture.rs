@@ -14,6 +14,8 @@
 //!    `inbox`.
 //! 8. `tests/README.md` names each file of `tests`, and no other.
 //! 9. The name of a type, a trait or an alias stands once in `src`. Associated types are left out.
+//! 10. A comment has at most 100 columns, in `src` and `inbox/src`. A row of a table may be longer, and
+//!     so may a line without a space, such as a URL.
 //!
 //! Rules 1 to 6 and 9 apply to the library as it ships: tests and comments are left out. The command in `cli` and the
 //! suite in `conformance` are packages of their own: the compiler lets them use the public API only.
@@ -64,6 +66,8 @@ const FOREIGN: &[(&str, &[&str])] = &[
 ];
 
 const MAX_LINES: usize = 800;
+
+const MAX_COLUMNS: usize = 100;
 
 #[test]
 fn modules_have_levels_use_lower_ones_only_and_import_each_other_in_no_circle() {
@@ -148,6 +152,28 @@ fn no_file_is_longer_than_800_lines() {
         if lines > MAX_LINES {
             let path = file.strip_prefix(root).unwrap().display();
             faults.push(format!("{path}:{lines}: a file has at most {MAX_LINES} lines"));
+        }
+    }
+    assert_none(&faults);
+}
+
+#[test]
+fn no_comment_is_wider_than_100_columns() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut files = Vec::new();
+    for folder in ["src", "inbox/src"] {
+        rust_files(&root.join(folder), &mut files);
+    }
+    let mut faults = Vec::new();
+    for file in files {
+        for (number, line) in fs::read_to_string(&file).unwrap().lines().enumerate() {
+            let Some(comment) = line.trim_start().strip_prefix("//") else { continue };
+            let text = comment.trim_start_matches(['/', '!']).trim();
+            let may_be_long = text.starts_with('|') || !text.contains(' ');
+            if line.chars().count() > MAX_COLUMNS && !may_be_long {
+                let (path, number) = (file.strip_prefix(root).unwrap().display(), number + 1);
+                faults.push(format!("{path}:{number}: wrap the comment at {MAX_COLUMNS} columns"));
+            }
         }
     }
     assert_none(&faults);

@@ -13,12 +13,13 @@ use crate::provider::Preset;
 ///    differs between two events; the other parts are the same in every request of this function.
 /// 2. The body has the fields that the key needs, and few more. For a preset whose key is a header,
 ///    another body changes nothing: `request(…).map(|_| Full::from(payload))`.
-/// 3. The request has no signature. Sign it after the last change to its body: `sign` does, with the
-///    feature `verify`.
-/// 4. For HubSpot, Postmark and Telegram, whose ids are numbers, an `id` of digits becomes a number.
+/// 3. The request has no signature. Sign it after the last change to its body: `sign` does, with
+///    the feature `verify`.
+/// 4. For HubSpot, Postmark and Telegram, whose ids are numbers, an `id` of digits becomes a
+///    number.
 ///
-/// Panics if the path is no path of a URL, or if the preset reads its id from a header and `id` is no
-/// value of a header.
+/// Panics if the path is no path of a URL, or if the preset reads its id from a header and `id` is
+/// no value of a header.
 ///
 /// ```
 /// use tower_dedup::key::{Extracted, RequestRef};

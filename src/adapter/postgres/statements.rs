@@ -2,29 +2,32 @@
 //!
 //! `sql::row` defines the states of a row.
 //!
-//! 1. `key` is the first 16 bytes of the SHA-256 over namespace, line feed and id (a namespace holds no
-//!    control character). The names stand beside it to be read; no index covers them.
-//! 2. Statements hold row locks until they end, but an open transaction may hold them as long as a handler
-//!    runs. How a statement of a batch meets such a row, says [`Wait`]. `claim_existing`, `forget` and `purge` pass over
-//!    it, and a read needs no lock. `lock_timeout` is set for the statement only; the table's lock, which DDL takes,
-//!    has no such bound.
-//! 3. Every statement is as durable as `synchronous_commit = on`, whatever a role or a database is set
-//!    to; except claims under a lease, if the server has no synchronous standby.
-//! 4. The clock is `clock_timestamp()`, which advances while a statement waits. An insertion reads it once a row, before
-//!    it waits for a row that is then rolled back: no longer than rule 2 allows.
-//! 5. Rows are inserted and locked in the order of `key`, so that two batches never deadlock. Insertions
-//!    have no ORDER BY: the arrays are sorted, and `unnest` keeps their order. So does the nested loop with the one
-//!    row of `settings`, which no parallel worker shares, because `set_config` is not parallel safe.
-//! 6. `key` and `expires_at` are the only indexed columns. An update that leaves `expires_at` as it is, such as a
-//!    renewal or a completion, is a HOT update if its page has room.
-//! 7. Statements that run with every delivery do not join the table. Postgres plans the others again
-//!    each time, because a plan for any number of keys looks too expensive, and planning takes five
-//!    times as long as inserting a row.
-//! 8. Every statement takes any number of keys, and one retention and lease, because the calls of a batch have
-//!    equal terms. A batch of one call is the same statement.
+//! 1. `key` is the first 16 bytes of the SHA-256 over namespace, line feed and id (a namespace
+//!    holds no control character). The names stand beside it to be read; no index covers them.
+//! 2. Statements hold row locks until they end, but an open transaction may hold them as long as a
+//!    handler runs. [`Wait`] says what a statement of a batch does with such a row.
+//!    `claim_existing`, `forget` and `purge` pass over it, and a read needs no lock. `lock_timeout`
+//!    is set for the statement only; the table's lock, which DDL takes, has no such bound.
+//! 3. Every statement is as durable as with `synchronous_commit = on`, whatever the setting of a
+//!    role or a database. Claims under a lease are an exception if the server has no synchronous
+//!    standby.
+//! 4. The clock is `clock_timestamp()`, which advances while a statement waits. An insertion reads
+//!    it once a row, before it waits for a row that is then rolled back: no longer than rule 2
+//!    allows.
+//! 5. Rows are inserted and locked in the order of `key`, so that two batches never deadlock.
+//!    Insertions have no ORDER BY: the arrays are sorted, and `unnest` keeps their order. So does
+//!    the nested loop with the one row of `settings`, which no parallel worker shares, because
+//!    `set_config` is not parallel safe.
+//! 6. `key` and `expires_at` are the only indexed columns. An update that leaves `expires_at` as it
+//!    is, such as a renewal or a completion, is a HOT update if its page has room.
+//! 7. Statements that run with every delivery do not join the table. Postgres plans the others
+//!    again each time, because a plan for any number of keys looks too expensive, and planning
+//!    takes five times as long as inserting a row.
+//! 8. Every statement takes any number of keys, and one retention and lease, because the calls of a
+//!    batch have equal terms. A batch of one call is the same statement.
 //!
-//! The parameters of these statements are those of [`bind_rows`](super::params::bind_rows). The versions that were read
-//! come last. `forget` takes one key.
+//! The parameters of these statements are those of [`bind_rows`](super::params::bind_rows). The
+//! versions that were read come last. `forget` takes one key.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -37,28 +40,31 @@ use super::options::PostgresOptions;
 /// The start of every statement: `pg_stat_activity` and the server's log show whose it is.
 pub(super) const TAG: &str = "/* tower-dedup */ ";
 
-/// How long an insertion waits for a row that an open transaction has inserted: longer than a COMMIT over a slow disk or
-/// to a standby takes, and shorter than a sender waits.
+/// How long an insertion waits for a row that an open transaction has inserted: longer than a
+/// COMMIT over a slow disk or to a standby takes, and shorter than a sender waits.
 const LOCK_TIMEOUT: &str = "100ms";
-/// How long a batch waits for a row that an open transaction holds, before it passes over such rows: longer than a
-/// COMMIT over a disk takes.
+/// How long a batch waits for a row that an open transaction holds, before it passes over such
+/// rows: longer than a COMMIT over a disk takes.
 const BRIEFLY: &str = "10ms";
 
-/// How the statement of a batch meets a row that an open transaction holds. The names of the folder `sql` stand for
-/// one statement of each.
+/// How the statement of a batch meets a row that an open transaction holds. The names of the folder
+/// `sql` stand for one statement of each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Wait {
-    /// Waits for 10 ms, and then fails. Looks for no such row, which takes a tenth to a fifth of the server's time.
+    /// Waits for 10 ms, and then fails. Looks for no such row, which takes a tenth to a fifth of
+    /// the server's time.
     Briefly,
-    /// Passes over it: an insertion leaves out the keys that have a row; a completion, a release and a renewal leave out
-    /// the rows that they cannot lock. Waits only for a row that an open transaction has inserted.
+    /// Passes over it: an insertion leaves out the keys that have a row; a completion, a release
+    /// and a renewal leave out the rows that they cannot lock. Waits only for a row that an open
+    /// transaction has inserted.
     PassOver,
     /// Waits nearly as long as the statement may run: then the server ends the wait.
     Long,
 }
 
-/// Leaves out a key that has a row: an insertion would wait for the transaction that holds it. With the keys in a
-/// subquery, Postgres keeps one plan for any number of keys. As a join, it takes twice the time for a few keys.
+/// Leaves out a key that has a row: an insertion would wait for the transaction that holds it. With
+/// the keys in a subquery, Postgres keeps one plan for any number of keys. As a join, it takes
+/// twice the time for a few keys.
 const UNLESS_EXISTS: &str = "\n  WHERE a.key <> ALL (ARRAY(SELECT key FROM {table} WHERE key = ANY ((SELECT $1::uuid[])::uuid[])))";
 /// Leaves out a row that an open transaction holds.
 const UNLESS_LOCKED: &str =
@@ -75,12 +81,13 @@ const DATA: [&str; 2] = [
 
 /// The column of the times at which events of the past were handled, and its array.
 const PAST: [&str; 2] = [", handled_at", ", $12::int8[]"];
-/// When the event of a claim was handled: now, or at the time of the call, which is not later. A null is ignored.
+/// When the event of a claim was handled: now, or at the time of the call, which is not later. A
+/// null is ignored.
 const HANDLED_AT: &str =
     "least(clock_timestamp(), timestamptz 'epoch' + a.handled_at * interval '1 millisecond')";
 
-/// How long a completion waits for its row, unless the handler has set a `lock_timeout`: a second transaction of the
-/// same handler may hold it. Not 2 s, which a handler may have chosen.
+/// How long a completion waits for its row, unless the handler has set a `lock_timeout`: a second
+/// transaction of the same handler may hold it. Not 2 s, which a handler may have chosen.
 const COMPLETION_TIMEOUT: &str = "1999ms";
 
 statements! {
@@ -185,16 +192,19 @@ impl PostgresStatements {
 /// A smaller table is read as fast as its index.
 const FEW_ROWS: usize = 256;
 
-/// Has statements planned again whenever the number of rows that this adapter has written has doubled.
+/// Has statements planned again whenever the number of rows that this adapter has written has
+/// doubled.
 ///
-/// On Postgres 15, after 300,000 rows, plans that were made for the empty table took 66 ms for a renewal, 82 ms for a claim
-/// that passes over locked rows and 197 ms for a take, in place of less than 1 ms.
+/// On Postgres 15, after 300,000 rows, plans that were made for the empty table took 66 ms for a
+/// renewal, 82 ms for a claim that passes over locked rows and 197 ms for a take, in place of less
+/// than 1 ms.
 ///
-/// Postgres reuses the plan of a prepared statement until the table is analyzed. A plan that was made for
-/// a tiny table reads all rows, also after the table has grown. So the text of a statement has a generation in a
-/// comment: no setting of the session is needed, which PgBouncer would give to others. If other processes fill the
-/// table, autovacuum analyzes it after a minute. The statements of a completion have it, too, on the handlers' connections:
-/// 15 ms in place of 0.4 ms after 60,000 rows. The text that other drivers get stays the same.
+/// Postgres reuses the plan of a prepared statement until the table is analyzed. A plan that was
+/// made for a tiny table reads all rows, also after the table has grown. So the text of a statement
+/// has a generation in a comment: no setting of the session is needed, which PgBouncer would give
+/// to others. If other processes fill the table, autovacuum analyzes it after a minute. The
+/// statements of a completion have it, too, on the handlers' connections: 15 ms in place of 0.4 ms
+/// after 60,000 rows. The text that other drivers get stays the same.
 #[derive(Debug, Default)]
 pub(super) struct Replanner(AtomicUsize);
 

@@ -1,4 +1,5 @@
-//! Lists and statistics, from the rows of a statement. Its columns have the same names in every database.
+//! Lists and statistics, from the rows of a statement. Its columns have the same names in every
+//! database.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! The parts that the SQL adapters share: the meaning of a row, the queue of calls, and how a batch of calls becomes
-//! statements.
+//! The parts that the SQL adapters share: the meaning of a row, the queue of calls, and how a batch
+//! of calls becomes statements.
 
 mod batch;
 mod inspection;

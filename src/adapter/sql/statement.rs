@@ -37,8 +37,8 @@ pub(in crate::adapter) fn fill(text: &str, values: &[(&str, &str)]) -> String {
     filled
 }
 
-/// Declares a struct with one statement in each field. A field is named after the statement's file in
-/// the folder `sql`, beside the file that declares the struct.
+/// Declares a struct with one statement in each field. A field is named after the statement's file
+/// in the folder `sql`, beside the file that declares the struct.
 macro_rules! statements {
     ($(#[$meta:meta])* $visibility:vis struct $name:ident { $($field:ident,)+ }) => {
         $(#[$meta])*

@@ -3,8 +3,8 @@
 //! `sql::row` defines the states of a row. Times are integers, in milliseconds
 //! since the Unix epoch.
 //!
-//! 1. `?1` is a JSON array of rows: [`rows_json`](super::params::rows_json) for statements that write,
-//!    [`keys_json`](super::params::keys_json) for the others.
+//! 1. `?1` is a JSON array of rows: [`rows_json`](super::params::rows_json) for statements that
+//!    write, [`keys_json`](super::params::keys_json) for the others.
 //! 2. Every key is searched by the primary key, also in a table that ANALYZE saw tiny.
 
 use std::sync::Arc;
@@ -22,7 +22,8 @@ const NOW: &str = "CAST(round(unixepoch('subsec') * 1000) AS INTEGER)";
 /// When the event of a claim was handled: now, or at the time in `?1`, which is not later.
 const HANDLED_AT: &str = "min(coalesce(value ->> 10, {now}), {now})";
 
-/// The state of a row, with the names of [`KeyState`](super::super::maintenance::KeyState). `now` is a column.
+/// The state of a row, with the names of [`KeyState`](super::super::maintenance::KeyState). `now`
+/// is a column.
 const STATE: &str = "CASE
     WHEN completed_at IS NULL AND token IS NOT NULL AND lease_until > now THEN 'in-flight'
     WHEN expires_at <= now THEN 'expired'
