@@ -38,11 +38,12 @@ const JSON: &str = "application/json";
 const ALLOWED_ORIGIN: HeaderName = HeaderName::from_static("webhook-allowed-origin");
 const ALLOWED_RATE: HeaderName = HeaderName::from_static("webhook-allowed-rate");
 
-/// Answers the handshakes of one sender that need an echo, such as Slack's `url_verification`, so that no handler has to:
-/// made by [`Preset::echo`].
+/// Answers the handshakes of one sender that need an echo, such as Slack's `url_verification`, so
+/// that no handler has to: made by [`Preset::echo`].
 ///
-/// It goes *inside* of a [`VerifyLayer`](super::VerifyLayer) if the sender signs the handshake, and *outside* if not.
-/// [The guide](crate::guide::verification#handshakes) has the place for each sender.
+/// It goes *inside* of a [`VerifyLayer`](super::VerifyLayer) if the sender signs the handshake, and
+/// *outside* if not. [The guide](crate::guide::verification#handshakes) has the place for each
+/// sender.
 ///
 /// ```
 /// # #[cfg(feature = "memory")] {
@@ -52,7 +53,8 @@ const ALLOWED_RATE: HeaderName = HeaderName::from_static("webhook-allowed-rate")
 /// use tower_dedup::verify::VerifyLayer;
 /// use tower_dedup::{DedupLayer, provider};
 ///
-/// let (secret, token) = ("app secret", "verify token"); // from the environment, not from the source
+/// // From the environment, not from the source.
+/// let (secret, token) = ("app secret", "verify token");
 /// // Meta checks the URL by a GET, which it does not sign.
 /// let echo = provider::WHATSAPP.echo(Some(token))?;
 /// let verify = VerifyLayer::new(provider::WHATSAPP.verifier(secret)?);
@@ -70,16 +72,20 @@ const ALLOWED_RATE: HeaderName = HeaderName::from_static("webhook-allowed-rate")
 /// | 401 | the answer is a code by the secret (Zoom), and the request is not [`Verified`]: whoever chooses the value could have other requests signed |
 /// | 408, 400 | the body does not arrive within 10 s, or ends in an error |
 ///
-/// An answer has `X-Content-Type-Options: nosniff`, so that a browser never takes the value for a page.
+/// An answer has `X-Content-Type-Options: nosniff`, so that a browser never takes the value for a
+/// page.
 ///
-/// Any other request goes to the inner service as it is. So does one whose value is missing, repeated, empty or longer
-/// than 4 KiB, and one with a body that the handshakes of the sender do not have.
+/// Any other request goes to the inner service as it is. So does one whose value is missing,
+/// repeated, empty or longer than 4 KiB, and one with a body that the handshakes of the sender do
+/// not have.
 ///
-/// A body is read only if the handshakes of the sender have one, the head may be that of a handshake, and the length is
-/// known and at most 16 KiB; the inner service gets it whole. Inside of a layer of this crate, each length is known.
+/// A body is read only if the handshakes of the sender have one, the head may be that of a
+/// handshake, and the length is known and at most 16 KiB; the inner service gets it whole. Inside
+/// of a layer of this crate, each length is known.
 ///
-/// It takes every request body that can be made of [`Bytes`], and passes the same type on: axum's, [`Full`]. Around a hyper
-/// service, put it inside of a layer of this crate, or map hyper's body to another one before it.
+/// It takes every request body that can be made of [`Bytes`], and passes the same type on: axum's,
+/// [`Full`]. Around a hyper service, put it inside of a layer of this crate, or map hyper's body to
+/// another one before it.
 ///
 /// [`Full`]: http_body_util::Full
 ///
@@ -109,13 +115,13 @@ impl fmt::Debug for EchoLayer {
 impl Preset {
     /// Makes a layer that answers the handshakes of this sender that need an echo.
     ///
-    /// `secret` is what the answer needs: for Meta's senders the verify token that you have chosen, for Zoom the secret of
-    /// the verifier, for the others `None`.
+    /// `secret` is what the answer needs: for Meta's senders the verify token that you have chosen,
+    /// for Zoom the secret of the verifier, for the others `None`.
     ///
     /// # Errors
     ///
-    /// If the sender has no such handshake, or if `secret` is missing, is not needed, is empty, or has white space around
-    /// it.
+    /// If the sender has no such handshake, or if `secret` is missing, is not needed, is empty, or
+    /// has white space around it.
     pub fn echo(&self, secret: Option<&str>) -> Result<EchoLayer, ConfigError> {
         let sender = self.name();
         let fault =
@@ -140,8 +146,8 @@ impl Preset {
 
 /// The service of [`EchoLayer`].
 ///
-/// It calls the inner service that it polled ready. If its future is dropped before the inner service is called, nothing
-/// has happened.
+/// It calls the inner service that it polled ready. If its future is dropped before the inner
+/// service is called, nothing has happened.
 #[derive(Debug, Clone)]
 pub struct Echo<S> {
     inner: S,
@@ -207,7 +213,8 @@ impl Handshake {
         marks.chain(self.challenge.answer.field()).any(Field::is_in_body)
     }
 
-    /// Returns `true` if the request has what marks this handshake; in its head, unless it is the whole request.
+    /// Returns `true` if the request has what marks this handshake; in its head, unless it is the
+    /// whole request.
     fn is_met(&self, request: &RequestRef<'_>, is_whole: bool) -> bool {
         let marks = self.challenge.marks.iter().zip(&self.marks);
         let mut marks = marks.filter(|((field, _), _)| is_whole || !field.is_in_body());
@@ -259,7 +266,8 @@ impl Handshakes {
         }
     }
 
-    /// Returns whether the body decides if the request is a handshake; `None` if the head says that it is none.
+    /// Returns whether the body decides if the request is a handshake; `None` if the head says that
+    /// it is none.
     fn reads_body(&self, head: &RequestRef<'_>) -> Option<bool> {
         let met = self.all.iter().filter(|handshake| handshake.is_met(head, false));
         met.map(Handshake::reads_body).reduce(|one, other| one || other)
