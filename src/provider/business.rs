@@ -62,8 +62,8 @@ pub const SENDGRID: Preset = Preset {
 /// Postmark sends this header when it can, and it is the same on every retry. It does not precede
 /// the fields, because keys that are stored would run again. Postmark signs nothing. An inbound
 /// message carries its attachments, up to 35 MB, in base64; a route for the other records can have
-/// a smaller [`body_limit`](crate::DedupLayer::body_limit). After a 4xx other than 408 and 429, it
-/// sends an event of an outbound message no more.
+/// a smaller [`body_limit`](crate::DedupLayer::body_limit). After a 4xx other than 408 and 429,
+/// Postmark does not send an event of an outbound message again.
 pub const POSTMARK: Preset = Preset {
     name: "postmark",
     rule: || {
