@@ -30,9 +30,10 @@ use crate::key::{self, Rule};
 /// # assert!(extractor.checked().is_ok());
 /// ```
 ///
-/// [Signature](https://www.twilio.com/docs/sendgrid/for-developers/tracking-events/getting-started-event-webhook-security-features):
-/// ECDSA over time and body, which has the ids. The secret is the public key that SendGrid shows.
-/// It needs the feature `verify-ecdsa`.
+/// [Signature][signature]: ECDSA over time and body, which has the ids. The secret is the public
+/// key that SendGrid shows. It needs the feature `verify-ecdsa`.
+///
+/// [signature]: https://www.twilio.com/docs/sendgrid/for-developers/tracking-events/getting-started-event-webhook-security-features
 pub const SENDGRID: Preset = Preset {
     name: "sendgrid",
     rule: || Rule::Each(key::each("", key::json("/sg_event_id").or(key::body_digest()))),
@@ -61,8 +62,8 @@ pub const SENDGRID: Preset = Preset {
 /// Postmark sends this header when it can, and it is the same on every retry. It does not precede
 /// the fields, because keys that are stored would run again. Postmark signs nothing. An inbound
 /// message carries its attachments, up to 35 MB, in base64; a route for the other records can have
-/// a smaller [`body_limit`](crate::DedupLayer::body_limit). After a 4xx other than 408 and 429, it
-/// sends an event of an outbound message no more.
+/// a smaller [`body_limit`](crate::DedupLayer::body_limit). After a 4xx other than 408 and 429,
+/// Postmark does not send an event of an outbound message again.
 pub const POSTMARK: Preset = Preset {
     name: "postmark",
     rule: || {

@@ -56,7 +56,7 @@ fn is_no_slack_event(request: &RequestRef<'_>) -> bool {
 /// A `PING` (`/type` is 0, or 1 of an interaction) is a handshake.
 /// [`DISCORD.echo(None)`](Preset::echo) answers it: 204 with a content type, and `{"type":1}` to an
 /// interaction. Discord reads every answer to an interaction, and sends it once. It sends forged
-/// requests on purpose, and takes an endpoint away that does not answer them 401.
+/// requests on purpose, and removes an endpoint that does not answer them 401.
 ///
 /// [Signature](https://discord.com/developers/docs/events/webhook-events): Ed25519 over time and
 /// body, which has the id. The form of the time is not documented, so it is not checked. The secret
@@ -96,7 +96,7 @@ pub const DISCORD: Preset = Preset {
 /// days is too long here.
 ///
 /// [Verification](https://core.telegram.org/bots/api#setwebhook) is by the shared token. Nothing is
-/// signed, so who reads one delivery can forge others.
+/// signed, so whoever reads a delivery can forge others.
 pub const TELEGRAM: Preset = Preset {
     name: "telegram",
     rule: || Rule::part(key::json("/update_id")),
@@ -112,7 +112,7 @@ pub const TELEGRAM: Preset = Preset {
 /// The headers with the type of the message and of the event are not signed. A verification or a
 /// revocation is a handshake only if the signed body has neither an `/event` nor a list of
 /// `/events`. [`TWITCH.echo(None)`](Preset::echo) answers a verification. The type of an event is
-/// that of the body.
+/// read from the body.
 ///
 /// [Signature](https://dev.twitch.tv/docs/eventsub/handling-webhook-events/): HMAC-SHA256 over id,
 /// time and body. Twitch recommends a tolerance of 10 min.
@@ -160,9 +160,8 @@ fn is_no_twitch_event(request: &RequestRef<'_>) -> bool {
 /// LINE's Messaging API: `/webhookEventId` of each event; the digest of an event without one.
 ///
 /// A redelivered event has the same id, and `/deliveryContext/isRedelivery` is `true`: this value
-/// is no part of the key. LINE delivers again only if *webhook redelivery* is switched on in its
-/// console, and does not say how often. Switch it on: without it, an event that is answered 503 is
-/// lost.
+/// is not a part of the key. LINE delivers again only if *webhook redelivery* is on in its console,
+/// and does not say how often. Turn it on: otherwise an event that is answered 503 is lost.
 ///
 /// To check the URL, LINE sends a list without events. The layer answers it.
 ///
@@ -187,11 +186,11 @@ pub const LINE: Preset = Preset {
 /// Zoom: the digest of the body. No event has an id; the body has the time of the event in
 /// milliseconds.
 ///
-/// The check of the URL (`endpoint.url_validation`), which comes every 72 hours, is a handshake:
-/// the response has its token and a code of it by the secret.
-/// [`ZOOM.echo(Some(secret))`](Preset::echo) answers it, inside of the
-/// [`VerifyLayer`](crate::verify::VerifyLayer) only: whoever may choose the token gets a code that
-/// verifies a request.
+/// The check of the URL (`endpoint.url_validation`), which arrives every 72 hours, is a handshake:
+/// the response has its token, and the token's code by the secret.
+/// [`ZOOM.echo(Some(secret))`](Preset::echo) answers it, but only inside the
+/// [`VerifyLayer`](crate::verify::VerifyLayer): an attacker who could choose the token would get a
+/// code that verifies another request.
 ///
 /// [Signature](https://github.com/zoom/webhook-sample): HMAC-SHA256 over version, time and body.
 /// The secret is the secret token of the app.

@@ -10,7 +10,7 @@ use crate::key::{self, EachKey, Events, Extracted, KeyPart, RequestRef, Rule};
 
 /// Amazon SNS: topic and message, from the signed body.
 ///
-/// 1. The confirmation that a subscription begins or ends has an id too. It is a handshake by the
+/// 1. The confirmation that a subscription begins or ends has an id, too. It is a handshake by the
 ///    body's `/Type`, because the header is not signed.
 /// 2. A raw delivery has no envelope and no signature, so its key is read from headers. If the body
 ///    is a signed envelope, the key is read from the body, whatever the headers say.

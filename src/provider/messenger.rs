@@ -1,4 +1,4 @@
-//! Messenger and Instagram, whose entries have lists of messages beside changes.
+//! Messenger and Instagram, whose entries have lists of messages and of changes.
 
 use std::sync::LazyLock;
 
@@ -15,8 +15,8 @@ use crate::key::{
 /// Messenger and Instagram (Meta): one key for each message and each other update.
 ///
 /// 1. A message of `/messaging` or `/standby` has the key `entry id|mid|is_echo|is_deleted`,
-///    because a message that was deleted comes again under its `mid`. An item of `/standby` has one
-///    more part, `standby`: the conversation belongs to another app.
+///    because a deleted message arrives again under its `mid`. An item of `/standby` has one more
+///    part, `standby`: the conversation belongs to another app.
 /// 2. Any other item (a reaction, a reading, a postback) has the same key with its digest for the
 ///    `mid`. It has the time of the event.
 /// 3. A change (a comment, a mention) is known as in [`WHATSAPP`](super::WHATSAPP), by the entry's

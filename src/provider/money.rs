@@ -11,9 +11,10 @@ use crate::key::{self, Rule};
 ///
 /// Stripe retries live events for three days; a person can send an event again for thirty days with
 /// the command line tool. Stripe may report one change by two events with different ids. A
-/// [`alias`](crate::KeyExtractor::alias) of `/data/object/id` and `/type` recognises them; its
-/// documentation states the cost. Every subscribed endpoint receives one event with one id: [two
-/// endpoints](crate::guide::keys#several-endpoints-of-one-sender) need two namespaces.
+/// [`alias`](crate::KeyExtractor::alias) of `/data/object/id` and `/type`
+/// recognises them; its documentation states the cost. Every subscribed endpoint receives an event
+/// under the same id: [two endpoints](crate::guide::keys#several-endpoints-of-one-sender) need two
+/// namespaces.
 ///
 /// [Signature](https://docs.stripe.com/webhooks): HMAC-SHA256 over time and body, which has the id.
 /// The key is the whole secret, including `whsec_`.
@@ -37,10 +38,10 @@ pub const STRIPE: Preset = Preset {
 /// Without a webhook id, the key is shop, topic and event id. A delivery without a shop, such as a
 /// compliance topic, has its webhook id.
 ///
-/// The event id alone is no key: all deliveries of one action of a merchant share it, also two of
-/// one topic, such as `inventory_levels/update` of two items. Two subscriptions to one topic send
-/// one change twice, under two webhook ids. To handle it once, unsubscribe one, or see [two
-/// subscriptions](crate::guide::keys#two-subscriptions-to-one-topic).
+/// The event id alone is not a key: all deliveries of one action of a merchant share it, even two
+/// of one topic, such as `inventory_levels/update` of two items. Two subscriptions to one topic
+/// send a change twice, under two webhook ids. To handle the change once, remove one subscription,
+/// or see [two subscriptions](crate::guide::keys#two-subscriptions-to-one-topic).
 ///
 /// [Signature](https://shopify.dev/docs/apps/build/webhooks): HMAC-SHA256 over the body. Neither
 /// the id nor a time is signed.
@@ -85,7 +86,8 @@ pub const SQUARE: Preset = Preset {
 
 /// Paddle Billing: `/event_id` in the body, which its documentation recommends for this purpose.
 ///
-/// `/notification_id` is no key: each destination has its own, and a replay gets a new one.
+/// Do not use `/notification_id` as the key: each destination has its own, and a replay gets a new
+/// one.
 ///
 /// [Signature](https://developer.paddle.com/webhooks/signature-verification): HMAC-SHA256 over time
 /// and body, which has the id. Paddle's libraries use a tolerance of 5 s.
@@ -163,7 +165,7 @@ pub const QUICKBOOKS: Preset = Preset {
 /// To check the URL (*intent to receive*), Xero sends lists without events, some of them with a
 /// wrong signature. The layers answer them as it expects: the verifying layer 401, and the
 /// deduplicating layer 200, without a body. Xero also expects 200 without body and cookies, within
-/// 5 s, for each delivery. A duplicate has this answer; let your handler return `StatusCode::OK`.
+/// 5 s, for each delivery. A duplicate gets this answer; let your handler return `StatusCode::OK`.
 ///
 /// [Signature](https://developer.xero.com/documentation/webhooks/configuring-your-server):
 /// HMAC-SHA256 over the body, which has the values of the key. The secret is the webhook key, whose
@@ -209,8 +211,8 @@ pub const RAZORPAY: Preset = Preset {
 /// Mollie's [next-gen webhooks](https://docs.mollie.com/reference/webhooks-new): `/id` of the event
 /// in the body.
 ///
-/// Not `/entityId`, which many events share. Classic webhooks, a form with the id of the payment,
-/// have no key here: see [the guide](crate::guide::keys#traps).
+/// Do not use `/entityId`, which many events share. Classic webhooks, a form with the id of the
+/// payment, have no key here: see [the guide](crate::guide::keys#traps).
 ///
 /// [Signature](https://docs.mollie.com/reference/webhooks-new): HMAC-SHA256 over the body, which
 /// has the id. No time is signed.
@@ -228,8 +230,8 @@ pub const MOLLIE: Preset = Preset {
 
 /// GoCardless: `/id` of each event; the digest of an event without one.
 ///
-/// `/meta/webhook_id` is the delivery's. For a wrong signature, its documentation asks for the
-/// status 498; 401 is a failed delivery, too.
+/// `/meta/webhook_id` identifies the delivery. For a wrong signature, its documentation asks for
+/// the status 498; 401 is a failed delivery, too.
 ///
 /// [Signature](https://developer.gocardless.com/getting-started/partners/staying-up-to-date-with-webhooks/):
 /// HMAC-SHA256 over the body, which has the ids. No time is signed.

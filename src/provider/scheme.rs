@@ -75,7 +75,7 @@ pub enum Part {
     Body,
     /// The public URL of the server with path and query: see [`verifier_at`](Scheme::verifier_at).
     Url,
-    /// No part of the text: if the request has this header, it must have this value. So another
+    /// Not a part of the text: if the request has this header, it must have this value. So another
     /// algorithm is refused.
     Fixed(&'static str, &'static str),
 }
@@ -148,7 +148,7 @@ impl Scheme {
     }
 
     /// Makes a scheme whose header is the secret itself, `Basic …` and `Bearer …` included. It
-    /// signs nothing: whoever reads one delivery can forge others.
+    /// signs nothing: whoever reads a delivery can forge others.
     pub const fn token(header: &'static str) -> Self {
         Self::new(header, Proof::Token)
     }

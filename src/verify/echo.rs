@@ -41,10 +41,10 @@ const ALLOWED_ORIGIN: HeaderName = HeaderName::from_static("webhook-allowed-orig
 const ALLOWED_RATE: HeaderName = HeaderName::from_static("webhook-allowed-rate");
 
 /// Answers the handshakes of one sender that need an echo, such as Slack's `url_verification`, so
-/// that no handler has to: made by [`Preset::echo`].
+/// that no handler has to. [`Preset::echo`] makes it.
 ///
-/// It goes *inside* of a [`VerifyLayer`](super::VerifyLayer) if the sender signs the handshake, and
-/// *outside* if not. [The guide](crate::guide::verification#handshakes) has the place for each
+/// Put it *inside* a [`VerifyLayer`](super::VerifyLayer) if the sender signs the handshake, and
+/// *outside* otherwise. [The guide](crate::guide::verification#handshakes) has the place for each
 /// sender.
 ///
 /// ```
@@ -55,7 +55,8 @@ const ALLOWED_RATE: HeaderName = HeaderName::from_static("webhook-allowed-rate")
 /// use tower_dedup::verify::VerifyLayer;
 /// use tower_dedup::{DedupLayer, provider};
 ///
-/// let (secret, token) = ("app secret", "verify token"); // from the environment
+/// // From the environment, not from the source.
+/// let (secret, token) = ("app secret", "verify token");
 /// // Meta checks the URL by a GET, which it does not sign.
 /// let echo = provider::WHATSAPP.echo(Some(token))?;
 /// let verify = VerifyLayer::new(provider::WHATSAPP.verifier(secret)?);
@@ -69,24 +70,24 @@ const ALLOWED_RATE: HeaderName = HeaderName::from_static("webhook-allowed-rate")
 /// | answer | when |
 /// |---|---|
 /// | as the sender expects it: the value as `text/plain; charset=utf-8`, JSON, or a header | a handshake |
-/// | 403 | the verify token is missing or another one; it is compared in constant time |
-/// | 401 | the answer is a code by the secret (Zoom), and the request is not [`Verified`]: whoever chooses the value could have other requests signed |
+/// | 403 | the verify token is missing or wrong; it is compared in constant time |
+/// | 401 | the answer is a code by the secret (Zoom), and the request is not [`Verified`]: otherwise anybody could have a value of their choice signed |
 /// | 408, 400 | the body does not arrive within 10 s, or ends in an error |
 ///
-/// An answer has `X-Content-Type-Options: nosniff`, so that a browser never takes the value for a
+/// An answer has `X-Content-Type-Options: nosniff`, so that a browser never shows the value as a
 /// page.
 ///
-/// Any other request goes to the inner service as it is. So does one whose value is missing,
-/// repeated, empty or longer than 4 KiB, and one with a body that the handshakes of the sender do
-/// not have.
+/// Any other request goes to the inner service unchanged. So does a request whose value is missing,
+/// repeated, empty or longer than 4 KiB, and a request with a body if the handshakes of the sender
+/// have none.
 ///
 /// A body is read only if the handshakes of the sender have one, the head may be that of a
 /// handshake, and the length is known and at most 16 KiB; the inner service gets it whole. Inside
 /// of a layer of this crate, each length is known.
 ///
-/// It takes every request body that can be made of [`Bytes`], and passes the same type on: axum's,
-/// [`Full`]. Around a hyper service, put it inside of a layer of this crate, or map hyper's body to
-/// another one before it.
+/// It takes every request body that can be made of [`Bytes`], such as axum's or [`Full`], and
+/// passes the same type on. Around a hyper service, put it inside a layer of this crate, or map
+/// hyper's body to such a type first.
 ///
 /// [`Full`]: http_body_util::Full
 ///
@@ -116,8 +117,8 @@ impl fmt::Debug for EchoLayer {
 impl Preset {
     /// Makes a layer that answers the handshakes of this sender that need an echo.
     ///
-    /// `secret` is what the answer needs: for Meta's senders the verify token that you have chosen,
-    /// for Zoom the secret of the verifier, for the others `None`.
+    /// `secret` depends on the sender: for Meta's senders it is the verify token that you have
+    /// chosen, for Zoom the secret of the verifier, and for all others `None`.
     ///
     /// # Errors
     ///
@@ -148,7 +149,7 @@ impl Preset {
 /// The service of [`EchoLayer`].
 ///
 /// It calls the inner service that it polled ready. If its future is dropped before the inner
-/// service is called, nothing has happened.
+/// service is called, the request has had no effect.
 #[derive(Debug, Clone)]
 pub struct Echo<S> {
     inner: S,

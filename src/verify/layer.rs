@@ -82,7 +82,7 @@ enum Check {
 /// inserts [`Verified`] into their extensions.
 ///
 /// It belongs *outside* the [`DedupLayer`](crate::DedupLayer): first in a tuple, or in a
-/// `ServiceBuilder`. Then an unverified request uses up no id.
+/// `ServiceBuilder`. Then an unverified request claims no id.
 ///
 /// ```
 /// # #[cfg(feature = "memory")] {
@@ -105,11 +105,11 @@ enum Check {
 /// It takes every request body whose data is [`Bytes`]. It wraps every service that takes
 /// [`Full<Bytes>`]: an axum route, a [`Dedup`](crate::Dedup), a hyper service.
 ///
-/// A request without the header of the signature, and any other that its head shows to be
-/// unverified, is refused before its body is read. A form of more than 1,000 fields is refused. So
-/// is an item of Adyen with a colon in a value, which could belong to the next one: the
-/// `pspReference` of a `REPORT_AVAILABLE`, and the `merchantReference` of any other item, may have
-/// colons.
+/// If the head alone shows that a request is not verified, as without the header of the signature,
+/// the request is refused before its body is read. A form of more than 1,000 fields is refused. So
+/// is an item of Adyen with a colon in a value, which could belong to the next value. Two values
+/// may have colons: the `pspReference` of a `REPORT_AVAILABLE`, and the `merchantReference` of any
+/// other item.
 ///
 /// | answer | when |
 /// |---|---|
@@ -149,8 +149,8 @@ impl VerifyLayer {
         Self { body_limit: BODY_LIMIT.max(largest), ..layer }
     }
 
-    /// Makes a layer for a sender whose scheme this crate does not have. The limits are 2 MiB and
-    /// 10 s. The closure takes the head, the whole raw body and the server's time;
+    /// Makes a layer for a sender that no [`Scheme`](super::Scheme) describes. The limits are 2 MiB
+    /// and 10 s. The closure takes the head, the whole raw body and the server's time.
     /// [`named`](Self::named) names the sender.
     pub fn from_fn<F>(check: F) -> Self
     where
@@ -162,10 +162,11 @@ impl VerifyLayer {
     /// Makes a layer that looks up the verifier of each request: for a secret for each tenant or
     /// endpoint.
     ///
-    /// The closure takes the head of the request. `Ok(None)` means that nobody is known there: 401.
-    /// An error, and a look-up that takes more than 2 s, are 503, so that the sender delivers
-    /// again. The look-up runs before the body is read, for forged requests too, and each time: a
-    /// cache is the closure's own. If the client hangs up, the look-up is dropped at its `.await`.
+    /// The closure takes the head of the request. If it returns `Ok(None)`, because there is no
+    /// secret for the request, the answer is 401. An error, or a look-up that takes more than 2 s,
+    /// is answered 503, so that the sender delivers again. The look-up runs for each request, also
+    /// for forged ones, before the body is read: if you need a cache, put it into the closure. If
+    /// the client hangs up, the look-up is dropped at its `.await`.
     ///
     /// The limits are 2 MiB and 10 s. Log records have the name of the found preset, unless the
     /// layer is [`named`](Self::named). The path is raw: `/%61cme` is not `/acme`. [The
@@ -179,8 +180,8 @@ impl VerifyLayer {
     /// use tower_dedup::verify::VerifyLayer;
     ///
     /// // From a database in a real program.
-    /// let secrets = [("/stripe/acme", "whsec_1"), ("/stripe/globex", "whsec_2")];
-    /// let secrets = Arc::new(HashMap::from(secrets));
+    /// let secrets = HashMap::from([("/stripe/acme", "whsec_1"), ("/stripe/globex", "whsec_2")]);
+    /// let secrets = Arc::new(secrets);
     /// let verify = VerifyLayer::select(move |head| {
     ///     let secrets = Arc::clone(&secrets);
     ///     async move {
@@ -248,10 +249,10 @@ impl VerifyLayer {
     }
 
     /// Lets a request that is not verified pass, without [`Verified`], after it was logged
-    /// (`not verified`, with `reported`) and counted: to switch verification on [in a running
-    /// service](crate::guide::verification#in-a-running-service).
+    /// (`not verified`, with `reported`) and counted. Use it to introduce verification [in a
+    /// running service](crate::guide::verification#in-a-running-service).
     ///
-    /// **The layer protects nothing then**: a forged request reaches the handler. With
+    /// **The layer then protects nothing**: a forged request reaches the handler. With
     /// [`require_verified`](crate::DedupLayer::require_verified), the deduplicating layer still
     /// refuses it, by 500. A body that is too large, too slow or broken cannot be passed, and is
     /// refused in any case.
@@ -408,7 +409,7 @@ impl fmt::Debug for VerifyLayer {
 /// The service of [`VerifyLayer`].
 ///
 /// It calls the inner service that it polled ready. If its future is dropped before the inner
-/// service is called, nothing has happened.
+/// service is called, the request has had no effect.
 #[derive(Debug, Clone)]
 pub struct Verify<S> {
     inner: S,

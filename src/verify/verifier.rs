@@ -68,7 +68,7 @@ impl Verifier {
         Ok(Self { preset: None, scheme, keys: [key].into(), url, tolerance })
     }
 
-    /// Accepts another secret too, while one secret replaces the other. One of them has to match.
+    /// Also accepts another secret, while one secret replaces the other. One of them has to match.
     ///
     /// # Errors
     ///
@@ -186,14 +186,13 @@ impl Preset {
 
     /// Makes a verifier for a sender that may sign the public URL of this server.
     ///
-    /// `public_url` is what stands before the path that the layer sees:
-    /// `https://hooks.example.com`. It is not the URL that is configured at the sender,
-    /// `https://hooks.example.com/twilio`, unless a proxy or axum's `nest` removes `/twilio`, so
-    /// that the layer sees the path `/`. The port belongs to it, if the sender's URL has one.
-    /// Schemes that sign no URL do not use it.
+    /// `public_url` is the part of the URL before the path that the layer sees:
+    /// `https://hooks.example.com`. It is the whole URL that is configured at the sender,
+    /// `https://hooks.example.com/twilio`, only if a proxy or axum's `nest` removes `/twilio`, so
+    /// that the layer sees the path `/`. It includes the port, if the sender's URL has one. Schemes
+    /// that sign no URL do not use it.
     ///
-    /// A request that is refused has the URL that was expected in its log record `not verified`, as
-    /// `url`.
+    /// If a request is refused, its log record `not verified` has the expected URL as `url`.
     ///
     /// # Errors
     ///
