@@ -73,6 +73,12 @@ need_servers() {
     { command -v localedef >/dev/null && [ -e /usr/share/i18n/locales/de_DE ]; } || install_packages locales ||
         stop "the source of the locale de_DE is missing: install locales (Debian) or glibc-locale-source (Fedora)"
 }
+# The judge runs a receiver in Python, and counts effects by psql.
+need_python() {
+    command -v python3 >/dev/null || install_packages python3 || stop "python3 is missing: install python3"
+    command -v psql >/dev/null || install_packages postgresql-client ||
+        stop "psql is missing: install postgresql-client (Debian), postgresql (Fedora) or libpq (Homebrew)"
+}
 # The server that the tests of examples/own_store start.
 need_mariadb() {
     # The package would start a service, unless a policy forbids it: only its programs are needed.
