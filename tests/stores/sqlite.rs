@@ -344,3 +344,15 @@ async fn assert_plans(adapter: &SqliteAdapter, connection: &mut SqliteConnection
         assert!(!plan.iter().any(scans_rows), "{name}\n{plan:?}");
     }
 }
+
+#[tokio::test]
+async fn connect_reads_the_table_from_the_url() {
+    let file = File::new();
+    let url = format!("{}?dedup_table=seen", file.url());
+    let adapter = SqliteAdapter::connect(&url).await.unwrap();
+    adapter.claim(&dedup_key("a"), &terms()).await.unwrap();
+    let rows = sqlx::query_scalar::<_, i64>("SELECT count(*) FROM seen");
+    assert_eq!(rows.fetch_one(&mut file.connection().await).await.unwrap(), 1);
+    let refused = SqliteAdapter::connect("sqlite://a.db?dedup_table=a%3Bb").await.unwrap_err();
+    assert_eq!(refused.kind(), StoreErrorKind::Config);
+}
