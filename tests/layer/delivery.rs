@@ -251,30 +251,6 @@ async fn max_running_holds_even_if_clients_disconnect() {
     assert_eq!(result(&send(&service, request("e")).await), None);
 }
 
-#[tokio::test]
-async fn max_waiting_bounds_the_deliveries_that_wait() {
-    let handler = Handler::default();
-    handler.hold();
-    let layer = DedupLayer::new(by_header(), memory())
-        .max_waiting(2)
-        .on_in_flight(OnInFlight::Wait(Duration::from_secs(10)));
-    let (handle, service) = (layer.handle(), layer.layer(handler.service()));
-    let start = || spawn_send(&service, request("a"));
-    let first = start();
-    handler.running(1).await;
-    let waiting = [start(), start()];
-    until(|| handle.waiting() == 2).await;
-    // The waiting deliveries have returned their permits.
-    assert_eq!(handle.running(), 1);
-    let third = send(&service, request("a")).await;
-    assert_eq!(answered(&third), (503, Some("in-flight")));
-    handler.release();
-    assert_eq!(first.await.unwrap(), 200);
-    for waiting in waiting {
-        assert_eq!(waiting.await.unwrap(), 200);
-    }
-}
-
 /// A runtime that shuts down drops the task: the client gets 503, and nothing panics. The runtime runs
 /// no release, so the lease stays until it lapses.
 #[test]
@@ -315,24 +291,6 @@ async fn on_arrival_event_runs_at_most_once() {
     assert_eq!(result(&send(&service, request("a")).await), Some("duplicate"));
     handler.release();
     assert_eq!(first.await.unwrap(), 200);
-}
-
-/// Two layers of different ledgers on one store: an event that runs in one is in flight for the
-/// other.
-#[tokio::test]
-async fn ledgers_can_be_mixed_on_one_store() {
-    let (adapter, handler) = (memory(), Handler::default());
-    handler.hold();
-    let lease = DedupLayer::new(by_header(), Arc::clone(&adapter)).layer(handler.service());
-    let arrival = DedupLayer::on_arrival(by_header(), Arc::clone(&adapter))
-        .on_in_flight(OnInFlight::Reject)
-        .layer(handler.service());
-    let first = tokio::spawn(async move { send(&lease, request("a")).await.status() });
-    handler.running(1).await;
-    assert_eq!(result(&send(&arrival, request("a")).await), Some("in-flight"));
-    handler.release();
-    assert_eq!(first.await.unwrap(), 200);
-    assert_eq!(result(&send(&arrival, request("a")).await), Some("duplicate"));
 }
 
 /// A renewal after the completion finds no lease. No other delivery has it.
