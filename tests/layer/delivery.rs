@@ -198,34 +198,6 @@ async fn client_that_disconnects_does_not_stop_its_handler() {
     assert_eq!(handler.runs(), 1);
 }
 
-/// The response future is dropped after any number of polls: nothing leaks, and the event runs
-/// once.
-#[tokio::test]
-async fn response_future_dropped_at_any_poll_leaks_nothing() {
-    let dir = tempfile::tempdir().unwrap();
-    let url = sqlite_url(dir.path());
-    let (adapter, handler) = (SqliteAdapter::connect(&url).await.unwrap(), Handler::default());
-    let layer = DedupLayer::new(by_header(), adapter);
-    let (handle, service) = (layer.handle(), layer.layer(handler.service()));
-    for polls in 0..40 {
-        let id = format!("dropped-{polls}");
-        let mut future = Box::pin(service.clone().oneshot(request(&id)));
-        for _ in 0..polls {
-            if futures_util::poll!(future.as_mut()).is_ready() {
-                break;
-            }
-            tokio::task::yield_now().await;
-        }
-        drop(future);
-        handle.drain().await;
-        let retry = send(&service, request(&id)).await;
-        assert_eq!(retry.status(), StatusCode::OK);
-        assert_eq!((handle.running(), handle.waiting()), (0, 0));
-    }
-    // Each event ran once: in the dropped delivery or in its retry.
-    assert_eq!(handler.runs(), 40);
-}
-
 /// More deliveries than `max_running`: the rest gets 503, whether or not the clients of the first are still there.
 #[tokio::test]
 async fn max_running_holds_even_if_clients_disconnect() {
