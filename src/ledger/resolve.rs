@@ -347,7 +347,7 @@ mod tests {
     /// The identity of this name, claimed with this reply.
     fn claimed(id: &str, reply: Reply) -> Claimed {
         let terms = CallTerms::on_completion([0; 16].into(), Duration::ZERO, Duration::ZERO);
-        (KeyedTerms { key: key(id), terms }, reply)
+        (KeyedTerms { key: key(id), terms: Box::new(terms) }, reply)
     }
 
     fn ids(keys: &[KeyedTerms]) -> String {
@@ -435,7 +435,7 @@ mod tests {
         let reply = complete(Some([1; 32]), Some(Arc::new(response)));
         for fetch in [Fetch::Nothing, Fetch::Digest, Fetch::DigestAndResponse] {
             let (mut it, reply) = claimed("a", Ok(reply.clone()));
-            it.terms = it.terms.with_payload_sha256([2; 32]);
+            *it.terms = it.terms.with_payload_sha256([2; 32]);
             let answered = vec![Answered::first(event("a"), (it, reply))];
             let resolution = resolve(answered, fetch, &meters());
             assert!(resolution.mismatch);

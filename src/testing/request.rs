@@ -17,6 +17,7 @@ use crate::provider::Preset;
 ///    the feature `verify`.
 /// 4. For HubSpot, Postmark and Telegram, whose ids are numbers, an `id` of digits becomes a
 ///    number.
+/// 5. For Zoom, the id of the key is the digest of a body that has `id`.
 ///
 /// Panics if the path is no path of a URL, or if the preset reads its id from a header and `id` is
 /// no value of a header.
@@ -97,6 +98,10 @@ mod tests {
     async fn request_of_every_preset_has_a_key_with_its_id() {
         for preset in provider::ALL {
             let composed = key(*preset, "evt_1").await;
+            if preset.name() == provider::ZOOM.name() {
+                assert_ne!(key(*preset, "evt_2").await, composed);
+                continue;
+            }
             assert_eq!(composed.matches("evt_1").count(), 1, "{}", preset.name());
             for id in ["4711", "007", "a b&c\u{7d}\u{22}"] {
                 let expected = composed.replace("evt_1", id);

@@ -120,10 +120,7 @@ pub(super) fn create_sql(name: &TableName) -> Vec<String> {
 fn migration(statements: Vec<String>, lock_timeout: Option<Duration>) -> String {
     let wait = lock_timeout
         .map(|wait| format!("SELECT set_config('lock_timeout', '{}ms', true)", wait.as_millis()));
-    // A crash of the server must not remove a table that a process has found: the role of that
-    // process may lack the right to make it again.
-    let durable = format!("SELECT {}", render(include_str!("sql/durable.sql"), &[]));
-    let lock = render(include_str!("sql/migration_lock.sql"), &[]);
-    let statements = wait.into_iter().chain([lock, durable]).chain(statements);
+    let start = render(include_str!("sql/migration_start.sql"), &[]);
+    let statements = wait.into_iter().chain([start]).chain(statements);
     statements.map(|statement| statement + ";\n").collect()
 }

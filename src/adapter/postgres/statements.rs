@@ -32,9 +32,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::super::maintenance::PURGE_GRACE;
-use super::super::sql::statement::{render, statements};
-use super::super::sql::{COUNTED, PORTION};
+use super::super::sql::statement::{render, statements, with_section};
 use super::options::PostgresOptions;
 
 /// The start of every statement: `pg_stat_activity` and the server's log show whose it is.
@@ -61,34 +59,6 @@ pub(super) enum Wait {
     /// Waits nearly as long as the statement may run: then the server ends the wait.
     Long,
 }
-
-/// Leaves out a key that has a row: an insertion would wait for the transaction that holds it. With
-/// the keys in a subquery, Postgres keeps one plan for any number of keys. As a join, it takes
-/// twice the time for a few keys.
-const UNLESS_EXISTS: &str = "\n  WHERE a.key <> ALL (ARRAY(SELECT key FROM {table} WHERE key = ANY ((SELECT $1::uuid[])::uuid[])))";
-/// Leaves out a row that an open transaction holds.
-const UNLESS_LOCKED: &str =
-    "\n  WHERE NOT EXISTS (SELECT FROM locked_by_others AS l WHERE l.key = a.key)";
-
-/// Whether a row is released: by its token, and incomplete, unless its claim had no lease.
-const IS_RELEASED: &str =
-    "(t.token = excluded.token AND (t.completed_at IS NULL) = ($7::int8 IS NOT NULL))";
-/// The columns of stored data, and their arrays.
-const DATA: [&str; 2] = [
-    ", payload_sha256, response_status, response_headers, response_body",
-    ", $8::bytea[], $9::int2[], $10::text[], $11::bytea[]",
-];
-
-/// The column of the times at which events of the past were handled, and its array.
-const PAST: [&str; 2] = [", handled_at", ", $12::int8[]"];
-/// When the event of a claim was handled: now, or at the time of the call, which is not later. A
-/// null is ignored.
-const HANDLED_AT: &str =
-    "least(clock_timestamp(), timestamptz 'epoch' + a.handled_at * interval '1 millisecond')";
-
-/// How long a completion waits for its row, unless the handler has set a `lock_timeout`: a second
-/// transaction of the same handler may hold it. Not 2 s, which a handler may have chosen.
-const COMPLETION_TIMEOUT: &str = "1999ms";
 
 statements! {
     /// Every statement, with the table's name. A field is named after its file.
@@ -125,69 +95,25 @@ impl PostgresStatements {
     fn new(name: &TableName, options: &PostgresOptions, wait: Wait) -> Self {
         // 0 is no bound.
         let long = format!("{}ms", (options.statement_timeout.as_millis() * 9 / 10).max(1));
-        let passes = wait == Wait::PassOver;
-        let wait = [BRIEFLY, LOCK_TIMEOUT, &*long][wait as usize];
-        let table = ("table", &*name.quoted(""));
-        let durable = &*render(include_str!("sql/durable.sql"), &[]);
-        let claim_durable = render(include_str!("sql/claim_durable.sql"), &[("durable", durable)]);
-        let settings = |wait, durability| {
-            let values = [("wait", wait), ("durability", durability)];
-            render(include_str!("sql/settings.sql"), &values)
-        };
-        let locked_by_others = render(include_str!("sql/locked_by_others.sql"), &[table]);
-        let pass = |text: &str| if passes { render(text, &[table]) } else { String::new() };
-        let (unless_exists, unless_locked) = (pass(UNLESS_EXISTS), pass(UNLESS_LOCKED));
-        let rows_at = |now, past, attempts, completed_at, unless: &str| {
-            let [data, arrays] = if completed_at == "NULL" { [""; 2] } else { DATA };
-            let [handled_at, times] = if past { PAST } else { [""; 2] };
-            let values = [
-                table,
-                ("now", now),
-                ("handled_at", handled_at),
-                ("times", times),
-                ("attempts", attempts),
-                ("completed_at", completed_at),
-                ("unless", unless),
-                ("data", data),
-                ("arrays", arrays),
-            ];
-            render(include_str!("sql/rows.sql"), &values)
-        };
-        let rows = |attempts, completed_at, unless| {
-            rows_at("clock_timestamp()", false, attempts, completed_at, unless)
-        };
-        let claim_durable = if options.durable_claims { durable } else { &claim_durable };
         let values = [
-            table,
-            ("durable", durable),
-            ("settings", &*settings(wait, durable)),
-            ("claim_settings", &*settings(wait, claim_durable)),
-            ("renew_settings", &*settings(LOCK_TIMEOUT, durable)),
-            ("locked_by_others", &*locked_by_others),
-            ("pass_locked", if passes { &*locked_by_others } else { "" }),
-            ("unless_locked", &*unless_locked),
-            ("leased_rows", &*rows("1", "NULL", &unless_exists)),
-            ("claimed_rows", &*rows_at(HANDLED_AT, true, "1", "a.now", &unless_exists)),
-            ("complete_rows", &*rows("0", "a.now", &unless_locked)),
-            ("renewed_rows", &*rows("1", "NULL", UNLESS_LOCKED)),
-            ("handled_at", HANDLED_AT),
-            ("is_released", IS_RELEASED),
-            ("data", DATA[0]),
-            ("arrays", DATA[1]),
+            ("table", &*name.quoted("")),
+            ("wait", [BRIEFLY, LOCK_TIMEOUT, &*long][wait as usize]),
+            ("durable_claims", if options.durable_claims { "true" } else { "false" }),
             ("version_table", &*name.quoted("_schema")),
             ("version_name", &*literal(&format!(".\"{}_schema\"", name.table))),
             ("schema", &*name.schema.as_deref().map_or("current_schema()::text".into(), literal)),
             // Null where there is no such table.
             ("table_number", &*format!("to_regclass({})", literal(&name.quoted("")))),
-            ("completion_timeout", COMPLETION_TIMEOUT),
-            ("grace_ms", &*PURGE_GRACE.as_millis().to_string()),
-            ("counted", &*COUNTED.to_string()),
-            ("portion", &*PORTION.to_string()),
-            ("state", &*render(include_str!("sql/state.sql"), &[])),
         ];
-        Self::from_files(|file| [TAG, &render(file, &values)].concat().into())
+        Self::from_files(|file| {
+            let file = with_section(file, PASS_OVER, wait == Wait::PassOver);
+            [TAG, &render(&file, &values)].concat().into()
+        })
     }
 }
+
+/// The lines between this one and `-- end` are part of a statement only for [`Wait::PassOver`].
+const PASS_OVER: &str = "-- only to pass over rows:";
 
 /// A smaller table is read as fast as its index.
 const FEW_ROWS: usize = 256;

@@ -8,11 +8,6 @@ use super::row::{Columns, Row};
 use crate::error::BoxError;
 use crate::key::DedupKey;
 
-/// How many rows `stats` counts at each end of the index.
-pub(crate) const COUNTED: u32 = 100_000;
-/// How many rows a call of `list` reads.
-pub(crate) const PORTION: u32 = 10_000;
-
 /// Reads the row of `sql/stats.sql`.
 pub(crate) fn stats(row: &impl Columns) -> Result<Stats, sqlx::Error> {
     let age = |name| {

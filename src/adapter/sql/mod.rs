@@ -14,7 +14,7 @@ pub(super) use batch::{
     Call, Failed, Kind, RowCall, RowExecutor, RowReply, TRIES, claimed, unanswered,
     without_response,
 };
-pub(super) use inspection::{COUNTED, PORTION, listing, stats};
+pub(super) use inspection::{listing, stats};
 #[cfg(feature = "postgres")]
 pub(super) use options::check_name;
 pub(super) use options::{SqlOptions, check_timeout, take_names};
