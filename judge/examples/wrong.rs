@@ -111,12 +111,16 @@ async fn check_then_insert(State(app): State<App>, delivery: Delivery) -> Answer
     if app.has(&id).await? {
         return OK;
     }
-    delivery.work(&app).await?;
-    let mut transaction = app.begin().await?;
-    app.insert(&mut *transaction, &id).await?;
-    app.effect(&mut *transaction, &id).await?;
-    transaction.commit().await.map_err(failed)?;
-    delivery.finish().await
+    // A task, so that the work does not end where the client hangs up: its retry comes in the middle.
+    let run = tokio::spawn(async move {
+        delivery.work(&app).await?;
+        let mut transaction = app.begin().await?;
+        app.insert(&mut *transaction, &id).await?;
+        app.effect(&mut *transaction, &id).await?;
+        transaction.commit().await.map_err(failed)?;
+        delivery.finish().await
+    });
+    run.await.unwrap_or(Err(StatusCode::INTERNAL_SERVER_ERROR))
 }
 
 /// The key is there before the work, and stays if the work does not end.
@@ -193,14 +197,15 @@ async fn ok_in_flight(State(app): State<App>, delivery: Delivery) -> Answer {
 async fn memory(State(app): State<App>, delivery: Delivery) -> Answer {
     delivery.verify(&app)?;
     let id = delivery.id()?;
-    if app.done.lock().unwrap().contains(&id) {
-        return OK;
-    }
     if !app.claim(&id) {
         return Err(StatusCode::SERVICE_UNAVAILABLE);
     }
     let run = tokio::spawn(async move {
         let done = async {
+            // After the claim: until then, another delivery may be done.
+            if app.done.lock().unwrap().contains(&id) {
+                return OK;
+            }
             delivery.work(&app).await?;
             app.effect(&app.database, &id).await?;
             app.done.lock().unwrap().insert(id.clone());
@@ -313,7 +318,7 @@ async fn highest_id(State(app): State<App>, delivery: Delivery) -> Answer {
         return OK;
     }
     // Slow, so that events that come at the same time find each other's ids too late.
-    tokio::time::sleep(Duration::from_millis(300)).await;
+    tokio::time::sleep(Duration::from_millis(600)).await;
     delivery.work(&app).await?;
     app.once(&id, &id).await?;
     delivery.finish().await

@@ -16,11 +16,14 @@ const SLICE: Duration = Duration::from_micros(300);
 /// How long a kill waits for the moment after the effect.
 const SEARCH: Duration = Duration::from_secs(5);
 
+/// Returns the receiver, which may not have come back in another trial.
 async fn receiver(judge: &Judge) -> Result<MutexGuard<'_, Receiver>, Stop> {
-    match &judge.receiver {
-        Some(receiver) => Ok(receiver.lock().await),
-        None => unknown("not run: it needs --start CMD"),
+    let Some(receiver) = &judge.receiver else { return unknown("not run: it needs --start CMD") };
+    let mut receiver = receiver.lock().await;
+    if judge.target.connect().await.is_err() {
+        restart(judge, &mut receiver).await?;
     }
+    Ok(receiver)
 }
 
 async fn restart(judge: &Judge, receiver: &mut Receiver) -> Result<(), Stop> {

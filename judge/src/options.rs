@@ -29,7 +29,8 @@ pub(crate) struct Options {
     /// The sender whose deliveries are made: `stripe`, `github`, …: a preset of tower-dedup.
     #[arg(long, value_name = "NAME")]
     pub(crate) sender: Option<String>,
-    /// The environment variable with the secret of --sender, by which each delivery is signed.
+    /// The environment variable with the secret of --sender, by which each delivery is signed; for SendGrid and Ed25519, the
+    /// private key in hexadecimal.
     #[arg(long, value_name = "NAME", requires = "sender")]
     pub(crate) secret_env: Option<String>,
     /// The URL that a sender signs, without its path, where it signs the URL [default: that of the receiver].

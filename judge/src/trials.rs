@@ -120,12 +120,10 @@ async fn second_while_first_runs(judge: &Judge) -> Shown {
         // A receiver that has stored the event, and runs it again by itself, may answer so.
         let told = format!("{told}, while the first may still fail");
         return match kept(judge, slow).await? {
-            Some(true) => {
-                Ok(format!("{told}; without the sender, an event that failed runs again"))
-            }
+            Some(true) => Ok(format!("{told}; but an event that failed runs again by itself")),
             Some(false) => fail(format!("{told}; an event that fails then is lost")),
             None => unknown(format!(
-                "{told}; whether an event that fails runs again without the sender, --start shows"
+                "{told}; whether an event that fails runs again by itself, --count and --start show"
             )),
         };
     }

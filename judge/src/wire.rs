@@ -64,8 +64,10 @@ impl fmt::Display for Answer {
 fn head(target: &Target, request: &Request<Bytes>, length: &str) -> Vec<u8> {
     let path = request.uri().path_and_query().map_or("/", |it| it.as_str());
     let mut head = format!("{} {path} HTTP/1.1\r\n", request.method()).into_bytes();
+    let agent = ("user-agent", concat!("tower-dedup-judge/", env!("CARGO_PKG_VERSION")));
+    let agent = (!request.headers().contains_key(agent.0)).then_some(agent);
     let ours = [("host", target.authority.as_str()), ("connection", "close")];
-    for (name, value) in ours {
+    for (name, value) in ours.into_iter().chain(agent) {
         head.extend_from_slice(format!("{name}: {value}\r\n").as_bytes());
     }
     for (name, value) in request.headers() {
