@@ -90,7 +90,8 @@ impl Core {
         locked(&self.layers).push((namespace.to_owned(), handle));
     }
 
-    /// Returns the namespaces whose rows this process may run: every layer of it enforces its verdicts.
+    /// Returns the namespaces whose rows this process may run: every layer of it enforces its
+    /// verdicts.
     pub(crate) fn namespaces(&self) -> Vec<String> {
         let layers = locked(&self.layers);
         let mut all: Vec<String> = layers.iter().map(|(namespace, _)| namespace.clone()).collect();

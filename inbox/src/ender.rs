@@ -1,4 +1,5 @@
-//! [`Ender`]: writes what became of rows, many at a time, and renews the turns of the rows that run.
+//! [`Ender`]: writes the new states of rows, many at a time, and renews the turns of the rows that
+//! run.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, Weak};
@@ -109,7 +110,7 @@ impl Ender {
     fn send(&self, change: Change, run: Option<Run>, reply: Option<oneshot::Sender<Changed>>) {
         let (since, pending) = (Instant::now(), self.pending.token());
         let waiting = Waiting { change, _run: run, reply, since, _pending: pending };
-        // Of a full queue, the run ends here.
+        // If the queue is full, the run ends here.
         drop(self.queue().try_send(waiting));
     }
 

@@ -1,11 +1,14 @@
 //! The table in Postgres.
 //!
-//! 1. An answer *stored* leaves only after a COMMIT that is as durable as `synchronous_commit = on`, whatever the role or
-//!    the database is set to. Other statements need not be: what a crash undoes is done again, as a duplicate.
-//! 2. Insertions lock rows in the order of their keys, and every other statement passes over locked rows.
-//! 3. A connection is opened by the connect options of the user's pool, and is not of the pool. Each call has a bound.
-//!    A call that outlives it, or that is dropped, drops its connection: nobody waits for a ping.
-//! 4. The server ends the session of such a call, whatever it waits for, because its client has gone.
+//! 1. An answer *stored* leaves only after a COMMIT that is as durable as
+//!    `synchronous_commit = on`, whatever the role or the database is set to. Other statements need
+//!    not be durable: what a crash undoes is done again, as a duplicate.
+//! 2. Insertions lock rows in the order of their keys, and every other statement skips locked rows.
+//! 3. Connections are opened by the connect options of the user's pool, but are not part of the
+//!    pool. Each call has a time limit. A call that exceeds it, or that is dropped, drops its
+//!    connection, so no caller waits for a ping.
+//! 4. The server ends the session of such a call, whatever it waits for, because its client has
+//!    gone.
 //! 5. `clock_timestamp()` is the only clock.
 
 use std::future::Future;
@@ -37,7 +40,7 @@ const REPEATS: usize = 5;
 const DURABLE: &str = "CASE WHEN current_setting('synchronous_commit') IN ('off', 'local', 'remote_write') \
      THEN set_config('synchronous_commit', 'on', true) END";
 const NOT_DURABLE: &str = "set_config('synchronous_commit', 'off', true)";
-/// As `tower-dedup` does, for sessions of its own.
+/// `tower-dedup` sets the same for its own sessions.
 const CHECK_CLIENT: &str = "SELECT set_config('client_connection_check_interval', '1s', false) \
      WHERE current_setting('client_connection_check_interval') = '0'";
 

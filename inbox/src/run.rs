@@ -1,9 +1,12 @@
 //! The loop: takes due rows and delivers them to the application.
 //!
-//! 1. A process takes rows of its service, and of the namespaces whose layers it has and which all enforce their verdicts.
-//! 2. As many run at once as there are slots. A free slot takes at once; otherwise the loop looks every second, ± 20 %.
-//! 3. A run ends by the report of its layer, not by the answer: an outer timeout may answer first.
-//! 4. What has not reached its layer after a minute is misrouted.
+//! 1. A process takes rows of its service, and of the namespaces whose layers it has and which all
+//!    enforce their verdicts.
+//! 2. As many rows run at once as there are slots. A free slot takes at once; otherwise the loop
+//!    looks every second, ± 20 %.
+//! 3. A run ends when its layer reports the end, not when the answer leaves: an outer timeout may
+//!    answer first.
+//! 4. A row that has not reached its layer after a minute is misrouted.
 
 use std::convert::Infallible;
 use std::future::Future;

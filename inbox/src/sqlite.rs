@@ -1,8 +1,9 @@
 //! The table in an SQLite file of its own.
 //!
-//! 1. Every write is a transaction that begins with the write lock (`BEGIN IMMEDIATE`), so no row is locked by another one.
-//! 2. What a sender is told after is on the disk: `synchronous = FULL`. Other transactions are `NORMAL`: what a crash of the
-//!    machine undoes is done again, as a duplicate.
+//! 1. Every write is a transaction that begins with the write lock (`BEGIN IMMEDIATE`), so no row
+//!    is locked by another one.
+//! 2. A transaction before an answer *stored* is on the disk: `synchronous = FULL`. Other
+//!    transactions are `NORMAL`: what a crash of the machine undoes is done again, as a duplicate.
 //! 3. Only the owner of the file may read it.
 
 use std::future::Future;

@@ -1,4 +1,5 @@
-//! [`Writer`]: stores deliveries. What arrives while a batch is on its way is the next batch.
+//! [`Writer`]: stores deliveries. The deliveries that arrive while a batch is written form the next
+//! batch.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
@@ -136,8 +137,8 @@ impl Task {
     }
 }
 
-/// Takes a batch of distinct keys from what waits, in its order. A key that stands there twice waits for the next batch:
-/// Postgres refuses a statement that meets one row twice.
+/// Takes a batch of distinct keys from what waits, in its order. A key that stands there twice
+/// waits for the next batch: Postgres refuses a statement that meets one row twice.
 fn next_batch(waiting: &mut Vec<Waiting>) -> Vec<Waiting> {
     let (mut keys, mut bytes) = (HashSet::new(), 0);
     let (mut batch, mut left) = (Vec::new(), Vec::new());

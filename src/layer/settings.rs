@@ -10,8 +10,8 @@ use super::config::Config;
 use super::policy::OnUnavailable;
 use crate::key::{KeyExtractor, LogIds};
 
-/// The settings of a [`DedupLayer`], for a layer around it that has to agree with it, such as one that stores deliveries
-/// before they are handled: see [`DedupLayer::settings`].
+/// The settings of a [`DedupLayer`], for a layer around it that has to agree with it, such as one
+/// that stores deliveries before they are handled: see [`DedupLayer::settings`].
 ///
 /// The mode changes while a layer serves, and is that of its [handle](crate::DedupHandle::mode).
 #[derive(Clone, Copy)]
@@ -55,7 +55,8 @@ impl<'l> DedupSettings<'l> {
         self.0.times.retention
     }
 
-    /// Returns how long the sender of the preset may deliver an event again; `None` without a preset.
+    /// Returns how long the sender of the preset may deliver an event again; `None` without a
+    /// preset.
     #[must_use]
     pub fn retention_floor(&self) -> Option<Duration> {
         self.0.key.retention_floor
@@ -103,8 +104,8 @@ impl<'l> DedupSettings<'l> {
         self.0.replay.is_some()
     }
 
-    /// Returns `true` for a layer of [`idempotency_key`](DedupLayer::idempotency_key), whose clients wait for the
-    /// response.
+    /// Returns `true` for a layer of [`idempotency_key`](DedupLayer::idempotency_key), whose
+    /// clients wait for the response.
     #[must_use]
     pub fn is_of_clients(&self) -> bool {
         self.0.dress.is_some()

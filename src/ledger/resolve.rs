@@ -1,23 +1,27 @@
 //! From the replies of the store to one verdict per delivery.
 //!
-//! 1. The identities of an event are claimed in two steps: first its second identity, then its key. Whoever
-//!    sends a body that was handled under the id of another event meets a duplicate before the store has
-//!    touched that id. An event with one identity is claimed in the first step. Each key is claimed by a call
-//!    of its own, and the calls of a step are made at the same time.
-//! 2. The key is claimed if the second identity was. It is also claimed if the second identity is complete
-//!    for this very key: then the key alone decides, and an operator forgets one key to let the event run
-//!    again. So the row of a second identity names its key, by a SHA-256.
-//! 3. An event is new if its key was claimed. It is a duplicate if its key is complete, or its second identity
-//!    is complete for another key, or for one that the store does not name. Otherwise it is in flight, also
-//!    if a claim has failed. If no event is new, the error of a claim is the error of the delivery.
+//! 1. The identities of an event are claimed in two steps: first its second identity, then its key.
+//!    If somebody sends a body that was handled under the id of another event, the delivery is a
+//!    duplicate before the store has touched that id. An event with one identity is claimed in the
+//!    first step. Each key is claimed by a call of its own, and the calls of a step are made at the
+//!    same time.
+//! 2. The key is claimed if the second identity was. It is also claimed if the second identity is
+//!    complete for the same key: then the key alone decides, and an operator forgets one key to let
+//!    the event run again. So the row of a second identity names its key, by a SHA-256.
+//! 3. An event is new if its key was claimed. It is a duplicate if its key is complete, or its
+//!    second identity is complete for another key, or for one that the store does not name.
+//!    Otherwise it is in flight, also if a claim has failed. If no event is new, the error of a
+//!    claim is the error of the delivery.
 //! 4. An event that shares an identity with an earlier event of the same delivery is a duplicate of
 //!    that event.
-//! 5. The identities that the calls have claimed of a new event are held. Those of every other event are
-//!    released, never completed: whoever cannot sign may send a body that was handled under the id of an
-//!    event that was not. An identity whose claim has an unknown outcome is released too.
-//! 6. Payloads are compared under the key of an event. Only payloads of complete keys are compared: an
-//!    attempt that failed had no effect that could differ. A mismatch is a duplicate, and is reported. The payload of
-//!    an event with a content identity is that content, because a body that was not handled can use up an id.
+//! 5. The identities that the calls have claimed of a new event are held. Those of every other
+//!    event are released, never completed: an attacker who cannot sign may send a body that was
+//!    handled under the id of an event that was not. An identity whose claim has an unknown outcome
+//!    is released too.
+//! 6. Payloads are compared under the key of an event. Only payloads of complete keys are compared:
+//!    an attempt that failed had no effect that could differ. A mismatch is a duplicate, and is
+//!    reported. The payload of an event with a content identity is that content, because a body
+//!    that was not handled can complete an id.
 //! 7. A response is replayed to a delivery of one event only.
 
 use std::collections::HashSet;
@@ -74,7 +78,8 @@ pub(super) fn claim_all<'h>(
     }
 }
 
-/// Takes the first replies. Most deliveries carry one event with one identity, which is new, and need no more.
+/// Takes the first replies. Most deliveries carry one event with one identity, which is new, and
+/// need no more.
 fn answered(events: List<Event>, first: List<Claimed>) -> ControlFlow<Resolution, Vec<Answered>> {
     if let ([(_, Ok(ClaimReply::First { attempt, takeover }))], [event]) = (&*first, &*events)
         && event.second_identity().is_none()
@@ -102,7 +107,8 @@ async fn claim_keys(
     }
     let resolution = conclude(hold, answered)?;
     if resolution.new.is_empty() && !hold.keys.is_empty() {
-        // Whoever runs nothing holds nothing. A release that fails continues in the background.
+        // A delivery that runs no event holds no key. A release that fails continues in the
+        // background.
         let _ = hold.release().await;
     }
     Ok(resolution)
@@ -136,7 +142,8 @@ struct Answered {
     event: Event,
     /// `None` if the key is not claimed.
     key: Option<Claimed>,
-    /// The second identity. `None` if there is none, or if it leaves the decision to the key: rule 2.
+    /// The second identity. `None` if there is none, or if it leaves the decision to the key: rule
+    /// 2.
     second: Option<Claimed>,
 }
 
@@ -171,8 +178,8 @@ impl Answered {
     }
 }
 
-/// Returns the error of a claim. Unreadable data may belong to a duplicate, so such an error comes first: it
-/// decides whether a handler runs.
+/// Returns the error of a claim. Unreadable data may belong to a duplicate, so such an error comes
+/// first: it decides whether a handler runs.
 fn error(answered: &[Answered]) -> Option<StoreError> {
     let replies = answered.iter().flat_map(Answered::claimed);
     let errors = replies.filter_map(|(_, reply)| reply.as_ref().err());
@@ -187,7 +194,8 @@ fn may_be_held(reply: &Reply) -> bool {
     reply.as_ref().map_or_else(StoreError::is_unknown, is_first)
 }
 
-/// Returns the SHA-256 that is stored: that of a payload, or with a second identity that of its key.
+/// Returns the SHA-256 that is stored: that of a payload, or with a second identity that of its
+/// key.
 fn stored_sha256(seen: &Seen) -> Option<[u8; 32]> {
     seen.stored.as_ref()?.payload_sha256
 }
@@ -339,7 +347,7 @@ mod tests {
     /// The identity of this name, claimed with this reply.
     fn claimed(id: &str, reply: Reply) -> Claimed {
         let terms = CallTerms::on_completion([0; 16].into(), Duration::ZERO, Duration::ZERO);
-        (KeyedTerms { key: key(id), terms }, reply)
+        (KeyedTerms { key: key(id), terms: Box::new(terms) }, reply)
     }
 
     fn ids(keys: &[KeyedTerms]) -> String {
@@ -427,7 +435,7 @@ mod tests {
         let reply = complete(Some([1; 32]), Some(Arc::new(response)));
         for fetch in [Fetch::Nothing, Fetch::Digest, Fetch::DigestAndResponse] {
             let (mut it, reply) = claimed("a", Ok(reply.clone()));
-            it.terms = it.terms.with_payload_sha256([2; 32]);
+            *it.terms = it.terms.with_payload_sha256([2; 32]);
             let answered = vec![Answered::first(event("a"), (it, reply))];
             let resolution = resolve(answered, fetch, &meters());
             assert!(resolution.mismatch);

@@ -339,7 +339,7 @@ fn without_marks(source: &str) -> String {
 /// rustdoc does not check `docs`.
 #[test]
 fn links_in_docs_lead_to_files_and_sections_that_exist() {
-    for page in ["guarantees.md", "comparison.md"] {
+    for page in ["guarantees.md", "comparison.md", "judge.md"] {
         for target in targets(&text(&format!("docs/{page}"))) {
             if target.starts_with("http") {
                 continue;

@@ -303,23 +303,27 @@ async fn run_dropped_while_it_reads_stored_data_leaves_nothing_behind() {
     assert_eq!(entry.unwrap().state, KeyState::Released);
 }
 
-/// If a sender counts attempts inside each event, its preset disables the comparison. That holds
+/// If a sender counts or marks attempts inside each event, its preset disables the comparison. That holds
 /// for an array of one item, too.
 #[tokio::test]
 async fn events_without_a_payload_of_their_own_are_not_compared() {
-    let handler = Handler::default();
-    let service = DedupLayer::new(provider::HUBSPOT, MemoryAdapter::new())
-        .compare_payload(key::body_digest(), OnMismatch::Refuse)
-        .layer(handler.service());
-    let batch = |attempt: u32| {
-        let body = format!(
-            r#"[{{"portalId":1,"appId":2,"subscriptionId":3,"eventId":4,"attemptNumber":{attempt}}}]"#
-        );
-        Request::post("/hook").body(Body::from(body)).unwrap()
-    };
-    assert_eq!(answered(&send(&service, batch(0)).await), RAN);
-    assert_eq!(answered(&send(&service, batch(1)).await), DUPLICATE);
-    assert_eq!(handler.runs(), 1);
+    const HUBSPOT: &str =
+        r#"[{"portalId":1,"appId":2,"subscriptionId":3,"eventId":4,"attemptNumber":0}]"#;
+    const LINE: &str =
+        r#"{"events":[{"webhookEventId":"1","deliveryContext":{"isRedelivery":false}}]}"#;
+    for (preset, first, again) in [
+        (provider::HUBSPOT, HUBSPOT, HUBSPOT.replace(":0", ":1")),
+        (provider::LINE, LINE, LINE.replace("false", "true")),
+    ] {
+        let handler = Handler::default();
+        let service = DedupLayer::new(preset, MemoryAdapter::new())
+            .compare_payload(key::body_digest(), OnMismatch::Refuse)
+            .layer(handler.service());
+        let post = |body: &str| Request::post("/hook").body(Body::from(body.to_owned())).unwrap();
+        assert_eq!(answered(&send(&service, post(first)).await), RAN, "{preset:?}");
+        assert_eq!(answered(&send(&service, post(&again)).await), DUPLICATE, "{preset:?}");
+        assert_eq!(handler.runs(), 1, "{preset:?}");
+    }
 }
 
 /// A mismatch that is only reported is answered like any duplicate, with the stored response.

@@ -56,6 +56,8 @@
 //!   use, and lists the variables that it knows. So no route is unverified by mistake.
 //! - To change a secret, put the old one into the same variable with `_PREVIOUS` at the end, until the
 //!   sender uses the new one.
+//! - The receiver answers the handshakes of Slack, Twitch, Discord, Microsoft Graph and Event Grid, and of Zoom if it has
+//!   the secret.
 //! - Secrets are no options, because every user of the machine can read the command line of a process.
 //! - Twilio, Square and HubSpot sign the public URL, which a server behind a proxy does not see.
 //!   `--public-url https://hooks.example.com` sets the part before the path.
@@ -66,25 +68,26 @@
 //!
 //! # Misbehaviour
 //!
-//! Three query parameters make the handler misbehave:
+//! Four query parameters make the handler misbehave:
 //!
 //! - `delay_ms=5000` makes it slow. Deliver the event again during the run: the second delivery waits
 //!   for two seconds and gets 503, `x-dedup-result: in-flight`. Or hang up: the handler runs to its end.
 //!   Or `kill -9` the receiver, start it again, and deliver again. Under `lease` and
 //!   `transactional`, the event is in flight until the lease lapses (`--lease-seconds 5`), then a takeover
 //!   runs.
+//! - `delay_after_ms=5000` makes it slow after its effect. `kill -9` the receiver in this time, and deliver again: the
+//!   event has two effects under `lease`, and one under `transactional`, where nothing was committed.
 //! - `fail=500` responds with that status (400 to 599), and has no effect. The retry runs at once.
 //! - `fail_runs=2` makes only the first two runs of an event fail: with 500, or the status of `fail`. With `--inbox`, the third
 //!   run comes by itself.
 //!
-//! Under `transactional`, the handler begins its transaction after the delay, so a slow handler holds no connection and
-//! no lock. `fail` comes after the write, which is rolled back.
+//! Under `transactional`, the handler begins its transaction after `delay_ms`, so a slow handler holds no connection and
+//! no lock. It commits after `delay_after_ms`. `fail` comes after the write, which is rolled back.
 //!
 //! SIGTERM and Ctrl-C stop the receiver in order: it refuses new connections, runs every handler to its
 //! end, and closes the store.
 
 mod effects;
-mod handshake;
 mod inbox;
 mod metrics;
 mod page;
@@ -101,10 +104,9 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::body::Bytes;
 use axum::extract::{Query, State};
 use axum::handler::Handler;
-use axum::http::{HeaderMap, StatusCode};
+use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodFilter, MethodRouter, get};
 use axum::{Json, Router, middleware};
@@ -443,7 +445,10 @@ impl Routes {
                 route = route.on(filter, handler);
             }
             let track = middleware::from_fn_with_state(self.running.clone(), running::track);
-            let route = route.layer(track);
+            let mut route = route.layer(track);
+            if let Some(echo) = secrets::echo(preset) {
+                route = route.layer(echo);
+            }
             let verify = verifier.map(|verifier| VerifyLayer::new(verifier.clone()));
             let route = layered(route, dedup, verify);
             router = router.route(&format!("/webhooks/{}", preset.name()), route);
@@ -457,6 +462,8 @@ impl Routes {
 struct Misbehaviour {
     #[serde(default)]
     delay_ms: u64,
+    #[serde(default)]
+    delay_after_ms: u64,
     #[serde(default, deserialize_with = "failure")]
     fail: Option<StatusCode>,
     fail_runs: Option<u32>,
@@ -476,6 +483,10 @@ impl Misbehaviour {
         tokio::time::sleep(Duration::from_millis(self.delay_ms)).await;
     }
 
+    async fn delay_after(&self) {
+        tokio::time::sleep(Duration::from_millis(self.delay_after_ms)).await;
+    }
+
     /// Fails every run, or the first runs of an event.
     fn fail(&self, delivery: Option<&Delivery>) -> Result<(), StatusCode> {
         let attempt = delivery.map_or(1, Delivery::attempt);
@@ -487,23 +498,22 @@ impl Misbehaviour {
     }
 }
 
-/// The handler: runs for the first delivery of an event, and for each retry until it succeeds. A
-/// handshake has no `Delivery`. A multi-event delivery has several keys.
+/// The handler: runs for the first delivery of an event, and for each retry until it succeeds. A request without an
+/// event has no `Delivery`. A multi-event delivery has several keys.
 async fn receive(
     State(effects): State<Effects>,
     Query(misbehaviour): Query<Misbehaviour>,
-    headers: HeaderMap,
     delivery: Option<Delivery>,
-    body: Bytes,
-) -> Result<Response, StatusCode> {
+) -> Result<(), StatusCode> {
     misbehaviour.delay().await;
     misbehaviour.fail(delivery.as_ref())?;
     if let Some(delivery) = delivery {
         for key in delivery.keys() {
             effects.add(key, delivery.attempt()).await.map_err(|error| failed(&error))?;
         }
+        misbehaviour.delay_after().await;
     }
-    Ok(respond(&headers, &body))
+    Ok(())
 }
 
 /// The handler under the transactional ledger: its writes commit together with the keys. A request without keys
@@ -511,10 +521,8 @@ async fn receive(
 async fn receive_in<DB: Table>(
     State(effects): State<Effects>,
     Query(misbehaviour): Query<Misbehaviour>,
-    headers: HeaderMap,
     delivery: Option<Delivery>,
-    body: Bytes,
-) -> Result<Response, Response> {
+) -> Result<(), Response> {
     let refused = |error: CommitError| error.into_response();
     misbehaviour.delay().await;
     match (delivery, DB::pool(&effects)) {
@@ -526,15 +534,12 @@ async fn receive_in<DB: Table>(
             }
             // After the writes, which are rolled back.
             misbehaviour.fail(Some(&delivery)).map_err(IntoResponse::into_response)?;
+            misbehaviour.delay_after().await;
             tx.commit().await.map_err(refused)?;
         }
         _ => misbehaviour.fail(None).map_err(IntoResponse::into_response)?,
     }
-    Ok(respond(&headers, &body))
-}
-
-fn respond(headers: &HeaderMap, body: &[u8]) -> Response {
-    handshake::response(headers, body).unwrap_or_else(|| StatusCode::OK.into_response())
+    Ok(())
 }
 
 async fn list_effects(State(effects): State<Effects>) -> Result<Json<Vec<Effect>>, StatusCode> {
