@@ -293,7 +293,7 @@ async fn session_ended_by_the_server_is_503_and_nothing_is_committed() {
     let ended = async || {
         let idle = "SELECT count(*) = 0 FROM pg_stat_activity \
                     WHERE datname = current_database() AND state = 'idle in transaction'";
-        until_true(&mut *db.pool.acquire().await.unwrap(), idle).await;
+        until_true(&mut db.pool.acquire().await.unwrap(), idle).await;
     };
     // More deliveries than connections: none is lost.
     for _ in 0..=CONNECTIONS {
