@@ -223,8 +223,8 @@ impl<L: Ledger> Deduplicator<L> {
     ///
     /// - [`RunError::Handler`] if the handler failed, [`RunError::TimedOut`] if it took too long:
     ///   the key is released for the next attempt.
-    ///   - [`RunError::Uncommitted`] if the handler succeeded without a commit that it owes, as
-    ///   after [`Delivery::begin`]: the key is released.
+    /// - [`RunError::Uncommitted`] if the handler succeeded without a commit that it owes, as after
+    ///   [`Delivery::begin`]: the key is released.
     /// - [`RunError::Store`] if the store did not reply. Its kind is [`StoreErrorKind::Config`] if
     ///   [`checked`](Self::checked) returns an error, and [`StoreErrorKind::Unsupported`] if the
     ///   event has a payload and the adapter has no

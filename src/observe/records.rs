@@ -154,8 +154,8 @@ records! {
         "not verified", preset, path, url, claimed_id, reported, reason
     }
 
-    /// an [`EchoLayer`](crate::verify::EchoLayer) has answered a handshake; `preset` is the sender, `path` the path of the
-    /// request
+    /// an [`EchoLayer`](crate::verify::EchoLayer) has answered a handshake; `preset` is the sender,
+    /// `path` the path of the request
     #[cfg(feature = "verify")]
     info echoed(preset: &str, path: &str) { "handshake answered", preset, path }
 

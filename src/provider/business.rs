@@ -30,8 +30,8 @@ use crate::key::{self, Rule};
 /// # assert!(extractor.checked().is_ok());
 /// ```
 ///
-/// [Signature][signature]: ECDSA over time and body, which has the ids. The secret is the public key that SendGrid shows.
-/// It needs the feature `verify-ecdsa`.
+/// [Signature][signature]: ECDSA over time and body, which has the ids. The secret is the public
+/// key that SendGrid shows. It needs the feature `verify-ecdsa`.
 ///
 /// [signature]: https://www.twilio.com/docs/sendgrid/for-developers/tracking-events/getting-started-event-webhook-security-features
 pub const SENDGRID: Preset = Preset {
@@ -50,19 +50,20 @@ pub const SENDGRID: Preset = Preset {
     ..DEFAULTS
 };
 
-/// Postmark: the record's type and `/ID`; without `/ID`, the values that differ between the records of
-/// one message, or of one recipient.
+/// Postmark: the record's type and `/ID`; without `/ID`, the values that differ between the records
+/// of one message, or of one recipient.
 ///
 /// People open and click one message many times, and its recipient may unsubscribe and resubscribe.
 /// With `/MessageID` alone, all but the first record would be duplicates. An inbound message has no
-/// type; its key is `/MessageID`. A change of a subscription that belongs to no message (`/MessageID` is null) has
-/// server, stream, recipient, time, origin, reason and the new state. Any other record is known by the header
-/// `X-PM-Webhook-Trace-Id`.
+/// type; its key is `/MessageID`. A change of a subscription that belongs to no message
+/// (`/MessageID` is null) has server, stream, recipient, time, origin, reason and the new state.
+/// Any other record is known by the header `X-PM-Webhook-Trace-Id`.
 ///
-/// Postmark sends this header when it can, and it is the same on every retry. It does not precede the fields, because
-/// keys that are stored would run again. Postmark signs nothing. An inbound message carries its attachments, up to 35
-/// MB, in base64; a route for the other records can have a smaller [`body_limit`](crate::DedupLayer::body_limit).
-/// After a 4xx other than 408 and 429, it sends an event of an outbound message no more.
+/// Postmark sends this header when it can, and it is the same on every retry. It does not precede
+/// the fields, because keys that are stored would run again. Postmark signs nothing. An inbound
+/// message carries its attachments, up to 35 MB, in base64; a route for the other records can have
+/// a smaller [`body_limit`](crate::DedupLayer::body_limit). After a 4xx other than 408 and 429,
+/// Postmark does not send an event of an outbound message again.
 pub const POSTMARK: Preset = Preset {
     name: "postmark",
     rule: || {
@@ -85,11 +86,11 @@ pub const POSTMARK: Preset = Preset {
 
 /// HubSpot: for each event, all of its values that identify it, without `/attemptNumber`.
 ///
-/// `/eventId` is "not guaranteed to be unique". `/attemptNumber` changes on every retry, and with it the
-/// bytes of the event.
+/// `/eventId` is "not guaranteed to be unique". `/attemptNumber` changes on every retry, and with
+/// it the bytes of the event.
 ///
-/// [Signature](https://developers.hubspot.com/docs/api/webhooks/validating-requests), version 3: HMAC-SHA256 over method,
-/// public URL, body, which has the ids, and time.
+/// [Signature](https://developers.hubspot.com/docs/api/webhooks/validating-requests), version 3:
+/// HMAC-SHA256 over method, public URL, body, which has the ids, and time.
 pub const HUBSPOT: Preset = Preset {
     name: "hubspot",
     rule: || {
@@ -116,8 +117,9 @@ pub const HUBSPOT: Preset = Preset {
 ///
 /// The header `BOX-DELIVERY-ID` is no key, because it changes on a retry.
 ///
-/// [Signature](https://developer.box.com/guides/webhooks/v2/signatures-v2/): HMAC-SHA256 over body, which has the id, and
-/// time. Box recommends a tolerance of 10 min. If two keys are configured at Box, one of them is enough.
+/// [Signature](https://developer.box.com/guides/webhooks/v2/signatures-v2/): HMAC-SHA256 over body,
+/// which has the id, and time. Box recommends a tolerance of 10 min. If two keys are configured at
+/// Box, one of them is enough.
 pub const BOX: Preset = Preset {
     name: "box",
     rule: || Rule::part(key::json("/id")),
@@ -146,12 +148,13 @@ pub const BOX: Preset = Preset {
 /// `/attempt_number` changes on a retry, and with it the bytes of the body: do not
 /// [compare](crate::DedupLayer::compare_payload) the whole body.
 ///
-/// The first request to a new webhook has only `/verification_token`, which a person enters in Notion. It is a
-/// handshake: let the handler show the token. The token is also the secret, so this request comes before a
-/// [`VerifyLayer`](crate::verify::VerifyLayer) can have it: receive it on a route without one.
+/// The first request to a new webhook has only `/verification_token`, which a person enters in
+/// Notion. It is a handshake: let the handler show the token. The token is also the secret, so this
+/// request comes before a [`VerifyLayer`](crate::verify::VerifyLayer) can have it: receive it on a
+/// route without one.
 ///
-/// [Signature](https://developers.notion.com/reference/webhooks): HMAC-SHA256 over the body, which has the id. No time is
-/// signed.
+/// [Signature](https://developers.notion.com/reference/webhooks): HMAC-SHA256 over the body, which
+/// has the id. No time is signed.
 pub const NOTION: Preset = Preset {
     name: "notion",
     rule: || Rule::part(key::json("/id")),
@@ -169,10 +172,11 @@ pub const NOTION: Preset = Preset {
 /// Intercom: `/id` in the body (`notif_…`).
 ///
 /// `/delivery_attempts` may change on a retry, and with it the bytes of the body: do not
-/// [compare](crate::DedupLayer::compare_payload) the whole body. The layer answers the `ping` that a new webhook gets.
+/// [compare](crate::DedupLayer::compare_payload) the whole body. The layer answers the `ping` that
+/// a new webhook gets.
 ///
-/// [Signature](https://developers.intercom.com/docs/webhooks): HMAC-SHA1 over the body, which has the id. No time is
-/// signed. The secret is the client secret of the app.
+/// [Signature](https://developers.intercom.com/docs/webhooks): HMAC-SHA1 over the body, which has
+/// the id. No time is signed. The secret is the client secret of the app.
 pub const INTERCOM: Preset = Preset {
     name: "intercom",
     rule: || Rule::part(key::json("/id")),
@@ -188,8 +192,8 @@ pub const INTERCOM: Preset = Preset {
 
 /// WorkOS: `/id` in the body.
 ///
-/// [Signature](https://workos.com/docs/events/data-syncing/webhooks): HMAC-SHA256 over the time, in milliseconds, and the
-/// body, which has the id. The libraries of WorkOS use a tolerance of 3 min.
+/// [Signature](https://workos.com/docs/events/data-syncing/webhooks): HMAC-SHA256 over the time, in
+/// milliseconds, and the body, which has the id. The libraries of WorkOS use a tolerance of 3 min.
 pub const WORKOS: Preset = Preset {
     name: "workos",
     rule: || Rule::part(key::json("/id")),

@@ -1,5 +1,5 @@
-//! [`Challenge`]: the request by which a sender checks an endpoint, and the answer that it expects, as data. The
-//! feature `verify` answers it.
+//! [`Challenge`]: the request by which a sender checks an endpoint, and the answer that it expects,
+//! as data. The feature `verify` answers it.
 
 use http::{Method, StatusCode};
 
@@ -40,8 +40,8 @@ pub(crate) enum Answer {
     Text(Field),
     /// An object of JSON whose only member, of this name, has the value of this field.
     Member(&'static str, Field),
-    /// An object of JSON with the value of this field, and its HMAC-SHA256 by the secret in hexadecimal: the members
-    /// `plainToken` and `encryptedToken`.
+    /// An object of JSON with the value of this field, and its HMAC-SHA256 by the secret in
+    /// hexadecimal: the members `plainToken` and `encryptedToken`.
     Code(Field),
     /// The header `WebHook-Allowed-Origin` with the value of this field.
     Origin(Field),

@@ -11,12 +11,13 @@ use crate::key::{self, FORM, RequestRef, Rule, without_mark};
 
 /// Slack's Events API: `/event_id` in the body, which is unique across all workspaces.
 ///
-/// `url_verification` and `app_rate_limited` have no id; they are handshakes. [`SLACK.echo(None)`](Preset::echo) answers
-/// the first. The forms of slash commands and interactivity have no event id either, so they are handshakes too. If such a
-/// handler must run once, use the key `key::form("trigger_id")`.
+/// `url_verification` and `app_rate_limited` have no id; they are handshakes.
+/// [`SLACK.echo(None)`](Preset::echo) answers the first. The forms of slash commands and
+/// interactivity have no event id either, so they are handshakes too. If such a handler must run
+/// once, use the key `key::form("trigger_id")`.
 ///
-/// [Signature](https://docs.slack.dev/authentication/verifying-requests-from-slack): HMAC-SHA256 over version, time and
-/// body, which has the id.
+/// [Signature](https://docs.slack.dev/authentication/verifying-requests-from-slack): HMAC-SHA256
+/// over version, time and body, which has the id.
 pub const SLACK: Preset = Preset {
     name: "slack",
     rule: || Rule::part(key::json("/event_id")),
@@ -49,16 +50,17 @@ fn is_no_slack_event(request: &RequestRef<'_>) -> bool {
     matches!(kind.as_deref(), Some("url_verification" | "app_rate_limited"))
 }
 
-/// Discord: `/id` of an interaction; for a webhook event, which has no id, the digest of the body. The body has the time
-/// of the event.
+/// Discord: `/id` of an interaction; for a webhook event, which has no id, the digest of the body.
+/// The body has the time of the event.
 ///
-/// A `PING` (`/type` is 0, or 1 of an interaction) is a handshake. [`DISCORD.echo(None)`](Preset::echo) answers it: 204
-/// with a content type, and `{"type":1}` to an interaction. Discord reads every answer to an interaction, and sends it
-/// once. It sends forged requests on purpose, and takes an endpoint away that does not answer them 401.
+/// A `PING` (`/type` is 0, or 1 of an interaction) is a handshake.
+/// [`DISCORD.echo(None)`](Preset::echo) answers it: 204 with a content type, and `{"type":1}` to an
+/// interaction. Discord reads every answer to an interaction, and sends it once. It sends forged
+/// requests on purpose, and removes an endpoint that does not answer them 401.
 ///
-/// [Signature](https://discord.com/developers/docs/events/webhook-events): Ed25519 over time and body, which has the id.
-/// The form of the time is not documented, so it is not checked. The secret is the application's public key. It needs the
-/// feature `verify-ed25519`.
+/// [Signature](https://discord.com/developers/docs/events/webhook-events): Ed25519 over time and
+/// body, which has the id. The form of the time is not documented, so it is not checked. The secret
+/// is the application's public key. It needs the feature `verify-ed25519`.
 pub const DISCORD: Preset = Preset {
     name: "discord",
     rule: || Rule::part(key::json("/id").or(key::body_digest())),
@@ -88,13 +90,13 @@ pub const DISCORD: Preset = Preset {
 
 /// Telegram: `/update_id` in the body.
 ///
-/// The id is unique **per bot only**: give every bot its own route and namespace. After a week without
-/// updates Telegram continues from a random number, so an old id may come again. Set a retention of
-/// days, not months: `.retention(Duration::from_secs(3 * 86_400))`. The default of 30 days is too
-/// long here.
+/// The id is unique **per bot only**: give every bot its own route and namespace. After a week
+/// without updates Telegram continues from a random number, so an old id may come again. Set a
+/// retention of days, not months: `.retention(Duration::from_secs(3 * 86_400))`. The default of 30
+/// days is too long here.
 ///
-/// [Verification](https://core.telegram.org/bots/api#setwebhook) is by the shared token. Nothing is signed, so who reads
-/// one delivery can forge others.
+/// [Verification](https://core.telegram.org/bots/api#setwebhook) is by the shared token. Nothing is
+/// signed, so whoever reads a delivery can forge others.
 pub const TELEGRAM: Preset = Preset {
     name: "telegram",
     rule: || Rule::part(key::json("/update_id")),
@@ -107,12 +109,13 @@ pub const TELEGRAM: Preset = Preset {
 
 /// Twitch EventSub: the header `Twitch-Eventsub-Message-Id`, which is signed.
 ///
-/// The headers with the type of the message and of the event are not signed. A verification or a revocation is a
-/// handshake only if the signed body has neither an `/event` nor a list of `/events`.
-/// [`TWITCH.echo(None)`](Preset::echo) answers a verification. The type of an event is that of the body.
+/// The headers with the type of the message and of the event are not signed. A verification or a
+/// revocation is a handshake only if the signed body has neither an `/event` nor a list of
+/// `/events`. [`TWITCH.echo(None)`](Preset::echo) answers a verification. The type of an event is
+/// read from the body.
 ///
-/// [Signature](https://dev.twitch.tv/docs/eventsub/handling-webhook-events/): HMAC-SHA256 over id, time and body. Twitch
-/// recommends a tolerance of 10 min.
+/// [Signature](https://dev.twitch.tv/docs/eventsub/handling-webhook-events/): HMAC-SHA256 over id,
+/// time and body. Twitch recommends a tolerance of 10 min.
 pub const TWITCH: Preset = Preset {
     name: "twitch",
     rule: || Rule::part(key::header("twitch-eventsub-message-id")),
@@ -156,14 +159,14 @@ fn is_no_twitch_event(request: &RequestRef<'_>) -> bool {
 
 /// LINE's Messaging API: `/webhookEventId` of each event; the digest of an event without one.
 ///
-/// A redelivered event has the same id, and `/deliveryContext/isRedelivery` is `true`: this value is no part of the key.
-/// LINE delivers again only if *webhook redelivery* is switched on in its console, and does not say how often. Switch it
-/// on: without it, an event that is answered 503 is lost.
+/// A redelivered event has the same id, and `/deliveryContext/isRedelivery` is `true`: this value
+/// is not a part of the key. LINE delivers again only if *webhook redelivery* is on in its console,
+/// and does not say how often. Turn it on: otherwise an event that is answered 503 is lost.
 ///
 /// To check the URL, LINE sends a list without events. The layer answers it.
 ///
-/// [Signature](https://developers.line.biz/en/docs/messaging-api/receiving-messages/): HMAC-SHA256 over the body, which
-/// has the ids. No time is signed. The secret is the channel secret.
+/// [Signature](https://developers.line.biz/en/docs/messaging-api/receiving-messages/): HMAC-SHA256
+/// over the body, which has the ids. No time is signed. The secret is the channel secret.
 pub const LINE: Preset = Preset {
     name: "line",
     rule: || {
@@ -180,14 +183,17 @@ pub const LINE: Preset = Preset {
     ..DEFAULTS
 };
 
-/// Zoom: the digest of the body. No event has an id; the body has the time of the event in milliseconds.
+/// Zoom: the digest of the body. No event has an id; the body has the time of the event in
+/// milliseconds.
 ///
-/// The check of the URL (`endpoint.url_validation`), which comes every 72 hours, is a handshake: the response has its
-/// token and a code of it by the secret. [`ZOOM.echo(Some(secret))`](Preset::echo) answers it, inside of the
-/// [`VerifyLayer`](crate::verify::VerifyLayer) only: whoever may choose the token gets a code that verifies a request.
+/// The check of the URL (`endpoint.url_validation`), which arrives every 72 hours, is a handshake:
+/// the response has its token, and the token's code by the secret.
+/// [`ZOOM.echo(Some(secret))`](Preset::echo) answers it, but only inside the
+/// [`VerifyLayer`](crate::verify::VerifyLayer): an attacker who could choose the token would get a
+/// code that verifies another request.
 ///
-/// [Signature](https://github.com/zoom/webhook-sample): HMAC-SHA256 over version, time and body. The secret is the secret
-/// token of the app.
+/// [Signature](https://github.com/zoom/webhook-sample): HMAC-SHA256 over version, time and body.
+/// The secret is the secret token of the app.
 pub const ZOOM: Preset = Preset {
     name: "zoom",
     event_type: Some(|| key::json("/event")),

@@ -10,10 +10,10 @@ use crate::key::{self, EachKey, Events, Extracted, KeyPart, RequestRef, Rule};
 
 /// Amazon SNS: topic and message, from the signed body.
 ///
-/// 1. The confirmation that a subscription begins or ends has an id too. It is a handshake by the
+/// 1. The confirmation that a subscription begins or ends has an id, too. It is a handshake by the
 ///    body's `/Type`, because the header is not signed.
-/// 2. A raw delivery has no envelope and no signature, so its key is read from headers. If the body is
-///    a signed envelope, the key is read from the body, whatever the headers say.
+/// 2. A raw delivery has no envelope and no signature, so its key is read from headers. If the body
+///    is a signed envelope, the key is read from the body, whatever the headers say.
 /// 3. The content type is `text/plain` and is ignored.
 pub const AWS_SNS: Preset = Preset {
     name: "aws-sns",
@@ -53,14 +53,15 @@ fn is_raw(request: &RequestRef<'_>) -> bool {
         && ["/TopicArn", "/MessageId", "/Signature"].into_iter().any(lacks)
 }
 
-/// Google Cloud Pub/Sub, push: subscription and message, from the body; of an unwrapped push, from headers.
+/// Google Cloud Pub/Sub, push: subscription and message, from the body; of an unwrapped push, from
+/// headers.
 ///
-/// An [unwrapped] push needs the option *write metadata*: without it, the request has no id. If the body is a wrapped
-/// message, the key is read from the body, whatever the headers say.
+/// An [unwrapped] push needs the option *write metadata*: without it, the request has no id. If the
+/// body is a wrapped message, the key is read from the body, whatever the headers say.
 ///
 /// `/deliveryAttempt` changes from one attempt to the next. A publisher that retries makes a new
-/// message; to recognise it, put your own id into the message's attributes. The token of a push signs
-/// no part of the body.
+/// message; to recognise it, put your own id into the message's attributes. The token of a push
+/// signs no part of the body.
 ///
 /// [unwrapped]: https://docs.cloud.google.com/pubsub/docs/payload-unwrapping
 pub const GOOGLE_PUBSUB: Preset = Preset {
@@ -97,9 +98,9 @@ fn unwrapped(request: &RequestRef<'_>) -> Result<Option<String>, KeyError> {
 /// Azure Event Grid: topic and id of each event; in the CloudEvents schema, source and id.
 ///
 /// The validation of a subscription is a handshake, because the response carries the code. In the
-/// CloudEvents schema the validation is an OPTIONS. [`AZURE_EVENT_GRID.echo(None)`](Preset::echo) answers both. Event Grid
-/// does not retry after 400, 401, 403 or 413. So it loses events without an id, unless
-/// [`on_missing_key`](crate::DedupLayer::on_missing_key) is set. It signs nothing.
+/// CloudEvents schema the validation is an OPTIONS. [`AZURE_EVENT_GRID.echo(None)`](Preset::echo)
+/// answers both. Event Grid does not retry after 400, 401, 403 or 413. So it loses events without
+/// an id, unless [`on_missing_key`](crate::DedupLayer::on_missing_key) is set. It signs nothing.
 pub const AZURE_EVENT_GRID: Preset = Preset {
     name: "azure-event-grid",
     rule: || Rule::Reader(event_grid),
@@ -128,19 +129,20 @@ fn event_grid(events: Events<'_>) -> Result<Extracted, KeyError> {
     cloud_events_or(events, |events| EACH.read(events))
 }
 
-/// Microsoft Graph: for each notification, subscription, resource, change and the ETag of the resource; without an ETag,
-/// subscription and `/id`.
+/// Microsoft Graph: for each notification, subscription, resource, change and the ETag of the
+/// resource; without an ETag, subscription and `/id`.
 ///
-/// `/id` is optional, and drives and lifecycle notifications have no ETag. **A list with a notification that has neither
-/// is not deduplicated**, and all of it reaches the handler each time: two changes of a drive may have the same bytes.
-/// Let such a handler read the changes from its last delta link.
+/// `/id` is optional, and drives and lifecycle notifications have no ETag. **A list with a
+/// notification that has neither is not deduplicated**, and all of it reaches the handler each
+/// time: two changes of a drive may have the same bytes. Let such a handler read the changes from
+/// its last delta link.
 ///
-/// Before a subscription begins, Graph sends a POST with `?validationToken=…` and without a body. It is a handshake,
-/// because the response has to be this token, decoded, as `text/plain`. [`MICROSOFT_GRAPH.echo(None)`](Preset::echo)
-/// answers it.
+/// Before a subscription begins, Graph sends a POST with `?validationToken=…` and without a body.
+/// It is a handshake, because the response has to be this token, decoded, as `text/plain`.
+/// [`MICROSOFT_GRAPH.echo(None)`](Preset::echo) answers it.
 ///
-/// Graph signs nothing. Each notification has the `/clientState` of its subscription, which the handler, or a layer
-/// outside, has to compare.
+/// Graph signs nothing. Each notification has the `/clientState` of its subscription, which the
+/// handler, or a layer outside, has to compare.
 pub const MICROSOFT_GRAPH: Preset = Preset {
     name: "microsoft-graph",
     rule: || Rule::Reader(graph),

@@ -1,4 +1,4 @@
-//! Messenger and Instagram, whose entries have lists of messages beside changes.
+//! Messenger and Instagram, whose entries have lists of messages and of changes.
 
 use std::sync::LazyLock;
 
@@ -14,19 +14,19 @@ use crate::key::{
 
 /// Messenger and Instagram (Meta): one key for each message and each other update.
 ///
-/// 1. A message of `/messaging` or `/standby` has the key `entry id|mid|is_echo|is_deleted`, because a message that was
-///    deleted comes again under its `mid`. An item of `/standby` has one more part, `standby`: the conversation belongs
-///    to another app.
-/// 2. Any other item (a reaction, a reading, a postback) has the same key with its digest for the `mid`. It has the time
-///    of the event.
-/// 3. A change (a comment, a mention) is known as in [`WHATSAPP`](super::WHATSAPP), by the entry's `id` and `time`, the
-///    change's `field`, and the digest of the change.
+/// 1. A message of `/messaging` or `/standby` has the key `entry id|mid|is_echo|is_deleted`,
+///    because a deleted message arrives again under its `mid`. An item of `/standby` has one more
+///    part, `standby`: the conversation belongs to another app.
+/// 2. Any other item (a reaction, a reading, a postback) has the same key with its digest for the
+///    `mid`. It has the time of the event.
+/// 3. A change (a comment, a mention) is known as in [`WHATSAPP`](super::WHATSAPP), by the entry's
+///    `id` and `time`, the change's `field`, and the digest of the change.
 ///
 /// Values that are missing are empty parts. Meta verifies the URL by a GET, which
 /// [`MESSENGER.echo(Some(verify_token))`](Preset::echo) answers.
 ///
-/// [Signature](https://developers.facebook.com/docs/graph-api/webhooks/getting-started): HMAC-SHA256 over the body, which
-/// has the ids. No time is signed. The secret is the app secret.
+/// [Signature](https://developers.facebook.com/docs/graph-api/webhooks/getting-started):
+/// HMAC-SHA256 over the body, which has the ids. No time is signed. The secret is the app secret.
 pub const MESSENGER: Preset = Preset {
     name: "messenger",
     aliases: &["instagram"],

@@ -5,16 +5,17 @@
 //!    retries, and whether the signature covers the id.
 //! 2. The key of a preset never changes after its release, because stored events would run again
 //!    under another key.
-//! 3. A handshake carries no event. The layer answers it if the sender needs no more than a 2xx. A layer of
-//!    [`Preset::echo`] answers one whose sender wants an echo; any other handshake reaches the handler. If the header that marks a handshake is not signed, the
-//!    signed body must agree. So a forged header cannot take an event past the layer.
+//! 3. A handshake carries no event. The layer answers it if the sender needs no more than a 2xx. A
+//!    layer of [`Preset::echo`] answers one whose sender wants an echo; any other handshake reaches
+//!    the handler. If the header that marks a handshake is not signed, the signed body must agree.
+//!    So a forged header cannot take an event past the layer.
 //! 4. A preset's namespace is its name. Many senders deliver one event with one id to every
 //!    subscribed endpoint. If two handlers have to see the event, each needs
 //!    [its own namespace](crate::guide::keys#several-endpoints-of-one-sender).
 //! 5. The table of presets lists the facts that the sender's own documentation does not confirm.
 //!
-//! [The guide](crate::guide::providers) lists all presets, and keys for senders without one. [`find`] takes
-//! a name or an alias.
+//! [The guide](crate::guide::providers) lists all presets, and keys for senders without one.
+//! [`find`] takes a name or an alias.
 //!
 //! # Example
 //!

@@ -24,8 +24,8 @@ pub(super) fn verify(key: &Key, request: &Received<'_>) -> Result<(), Refusal> {
     signed.iter().any(has_signed).then_some(()).ok_or(Refusal::Forged)
 }
 
-/// Reads the signed text, or one for each time in the header of the codes, and the other header with a code. Refuses
-/// what the head alone shows to be unverified.
+/// Reads the signed text, or one for each time in the header of the codes, and the other header
+/// with a code. Refuses what the head alone shows to be unverified.
 pub(super) fn read<'a>(request: &Received<'a>) -> Result<(Texts<'a>, Option<&'a str>), Refusal> {
     let (mut texts, scheme) = (texts(request)?, request.scheme);
     let value = request.optional(scheme.header)?;
@@ -89,7 +89,8 @@ pub(super) fn texts<'a>(request: &Received<'a>) -> Result<Texts<'a>, Refusal> {
     if !(1..=MAX_TIMES).contains(&times.len()) {
         return Err(Refusal::Malformed(scheme.header));
     }
-    // A code is one of the time before it. With another time, who has captured a delivery could send it for ever.
+    // A code is one of the time before it. With another time, who has captured a delivery could
+    // send it for ever.
     let ends = times.iter().skip(1).map(|(_, at)| *at).chain([value.len()]);
     let of =
         |((time, at), end): (&(&'a str, usize), usize)| text(request, time, Some(&value[*at..end]));

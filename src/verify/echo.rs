@@ -11,7 +11,9 @@ use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use ctutils::CtEq;
+use futures_util::TryFutureExt;
 use http::header::{CONTENT_TYPE, HeaderName, HeaderValue, X_CONTENT_TYPE_OPTIONS};
+use http::request::Parts;
 use http::{Request, Response, StatusCode};
 use http_body::Body;
 use serde_json::{Value, json};
@@ -38,11 +40,12 @@ const JSON: &str = "application/json";
 const ALLOWED_ORIGIN: HeaderName = HeaderName::from_static("webhook-allowed-origin");
 const ALLOWED_RATE: HeaderName = HeaderName::from_static("webhook-allowed-rate");
 
-/// Answers the handshakes of one sender that need an echo, such as Slack's `url_verification`, so that no handler has to:
-/// made by [`Preset::echo`].
+/// Answers the handshakes of one sender that need an echo, such as Slack's `url_verification`, so
+/// that no handler has to. [`Preset::echo`] makes it.
 ///
-/// It goes *inside* of a [`VerifyLayer`](super::VerifyLayer) if the sender signs the handshake, and *outside* if not.
-/// [The guide](crate::guide::verification#handshakes) has the place for each sender.
+/// Put it *inside* a [`VerifyLayer`](super::VerifyLayer) if the sender signs the handshake, and
+/// *outside* otherwise. [The guide](crate::guide::verification#handshakes) has the place for each
+/// sender.
 ///
 /// ```
 /// # #[cfg(feature = "memory")] {
@@ -52,7 +55,8 @@ const ALLOWED_RATE: HeaderName = HeaderName::from_static("webhook-allowed-rate")
 /// use tower_dedup::verify::VerifyLayer;
 /// use tower_dedup::{DedupLayer, provider};
 ///
-/// let (secret, token) = ("app secret", "verify token"); // from the environment, not from the source
+/// // From the environment, not from the source.
+/// let (secret, token) = ("app secret", "verify token");
 /// // Meta checks the URL by a GET, which it does not sign.
 /// let echo = provider::WHATSAPP.echo(Some(token))?;
 /// let verify = VerifyLayer::new(provider::WHATSAPP.verifier(secret)?);
@@ -66,20 +70,24 @@ const ALLOWED_RATE: HeaderName = HeaderName::from_static("webhook-allowed-rate")
 /// | answer | when |
 /// |---|---|
 /// | as the sender expects it: the value as `text/plain; charset=utf-8`, JSON, or a header | a handshake |
-/// | 403 | the verify token is missing or another one; it is compared in constant time |
-/// | 401 | the answer is a code by the secret (Zoom), and the request is not [`Verified`]: whoever chooses the value could have other requests signed |
+/// | 403 | the verify token is missing or wrong; it is compared in constant time |
+/// | 401 | the answer is a code by the secret (Zoom), and the request is not [`Verified`]: otherwise anybody could have a value of their choice signed |
 /// | 408, 400 | the body does not arrive within 10 s, or ends in an error |
 ///
-/// An answer has `X-Content-Type-Options: nosniff`, so that a browser never takes the value for a page.
+/// An answer has `X-Content-Type-Options: nosniff`, so that a browser never shows the value as a
+/// page.
 ///
-/// Any other request goes to the inner service as it is. So does one whose value is missing, repeated, empty or longer
-/// than 4 KiB, and one with a body that the handshakes of the sender do not have.
+/// Any other request goes to the inner service unchanged. So does a request whose value is missing,
+/// repeated, empty or longer than 4 KiB, and a request with a body if the handshakes of the sender
+/// have none.
 ///
-/// A body is read only if the handshakes of the sender have one, the head may be that of a handshake, and the length is
-/// known and at most 16 KiB; the inner service gets it whole. Inside of a layer of this crate, each length is known.
+/// A body is read only if the handshakes of the sender have one, the head may be that of a
+/// handshake, and the length is known and at most 16 KiB; the inner service gets it whole. Inside
+/// of a layer of this crate, each length is known.
 ///
-/// It takes every request body that can be made of [`Bytes`], and passes the same type on: axum's, [`Full`]. Around a hyper
-/// service, put it inside of a layer of this crate, or map hyper's body to another one before it.
+/// It takes every request body that can be made of [`Bytes`], such as axum's or [`Full`], and
+/// passes the same type on. Around a hyper service, put it inside a layer of this crate, or map
+/// hyper's body to such a type first.
 ///
 /// [`Full`]: http_body_util::Full
 ///
@@ -109,13 +117,13 @@ impl fmt::Debug for EchoLayer {
 impl Preset {
     /// Makes a layer that answers the handshakes of this sender that need an echo.
     ///
-    /// `secret` is what the answer needs: for Meta's senders the verify token that you have chosen, for Zoom the secret of
-    /// the verifier, for the others `None`.
+    /// `secret` depends on the sender: for Meta's senders it is the verify token that you have
+    /// chosen, for Zoom the secret of the verifier, and for all others `None`.
     ///
     /// # Errors
     ///
-    /// If the sender has no such handshake, or if `secret` is missing, is not needed, is empty, or has white space around
-    /// it.
+    /// If the sender has no such handshake, or if `secret` is missing, is not needed, is empty, or
+    /// has white space around it.
     pub fn echo(&self, secret: Option<&str>) -> Result<EchoLayer, ConfigError> {
         let sender = self.name();
         let fault =
@@ -140,8 +148,8 @@ impl Preset {
 
 /// The service of [`EchoLayer`].
 ///
-/// It calls the inner service that it polled ready. If its future is dropped before the inner service is called, nothing
-/// has happened.
+/// It calls the inner service that it polled ready. If its future is dropped before the inner
+/// service is called, the request has had no effect.
 #[derive(Debug, Clone)]
 pub struct Echo<S> {
     inner: S,
@@ -164,12 +172,17 @@ where
     }
 
     fn call(&mut self, request: Request<R>) -> Self::Future {
+        let (head, body) = request.into_parts();
+        let Some(reads_body) = self.layer.handshakes.reads_body(&head, &body) else {
+            let response = self.inner.call(Request::from_parts(head, body));
+            return Box::pin(response.map_ok(|response| response.map(ResponseBody::inner)));
+        };
         // Takes the ready service, and leaves the clone, which is not ready yet.
         let clone = self.inner.clone();
         let mut inner = mem::replace(&mut self.inner, clone);
         let handshakes = Arc::clone(&self.layer.handshakes);
         Box::pin(async move {
-            match handshakes.answer(request).await {
+            match handshakes.answer(head, body, reads_body).await {
                 Continue(request) => Ok(inner.call(request).await?.map(ResponseBody::inner)),
                 Break(answer) => Ok(answer.map(ResponseBody::full)),
             }
@@ -207,13 +220,17 @@ impl Handshake {
         marks.chain(self.challenge.answer.field()).any(Field::is_in_body)
     }
 
-    /// Returns `true` if the request has what marks this handshake; in its head, unless it is the whole request.
+    /// Returns `true` if the request has what marks this handshake; in its head, unless it is the
+    /// whole request.
     fn is_met(&self, request: &RequestRef<'_>, is_whole: bool) -> bool {
-        let marks = self.challenge.marks.iter().zip(&self.marks);
-        let mut marks = marks.filter(|((field, _), _)| is_whole || !field.is_in_body());
         let has = |part: &KeyPart, value| part.read(request).is_ok_and(|it| it.as_deref() == value);
+        let mut marks = self.challenge.marks.iter().zip(&self.marks);
         *request.method() == self.challenge.method
-            && marks.all(|(_, (part, value))| has(part, *value))
+            && marks.all(|((field, _), (part, value))| match (field.is_in_body(), value) {
+                (true, _) if !is_whole => true,
+                (true, Some(text)) if !contains(request.body(), text) => false,
+                _ => has(part, *value),
+            })
     }
 
     /// Returns the value that the answer repeats; an empty one if it repeats nothing.
@@ -224,29 +241,41 @@ impl Handshake {
 }
 
 impl Handshakes {
+    /// Returns whether the body decides if the request is a handshake; `None` if it is none.
+    fn reads_body<R: Body>(&self, head: &Parts, body: &R) -> Option<bool> {
+        let nothing = Bytes::new();
+        let of_head = RequestRef::new(head, &nothing);
+        let met = self.all.iter().filter(|handshake| handshake.is_met(&of_head, false));
+        let reads_body = met.map(Handshake::reads_body).reduce(|one, other| one || other)?;
+        let length = body.size_hint();
+        let fits = if reads_body {
+            length.upper().is_some_and(|length| length <= MAX_BODY as u64)
+        } else {
+            // What is in the body of a request whose head is enough may be an event.
+            length.lower() == 0
+        };
+        fits.then_some(reads_body)
+    }
+
     /// Answers a handshake, or returns any other request.
-    async fn answer<R>(&self, request: Request<R>) -> ControlFlow<Response<Bytes>, Request<R>>
+    async fn answer<R>(
+        &self,
+        head: Parts,
+        mut body: R,
+        reads_body: bool,
+    ) -> ControlFlow<Response<Bytes>, Request<R>>
     where
         R: Body<Data = Bytes> + From<Bytes>,
         R::Error: Into<BoxError>,
     {
-        let (head, mut body) = request.into_parts();
         let mut bytes = Bytes::new();
-        match self.reads_body(&RequestRef::new(&head, &bytes)) {
-            Some(false) if body.size_hint().lower() == 0 => {}
-            // What is in the body of a request whose head is enough may be an event.
-            None | Some(false) => return Continue(Request::from_parts(head, body)),
-            Some(true) => {
-                if body.size_hint().upper().is_none_or(|length| length > MAX_BODY as u64) {
-                    return Continue(Request::from_parts(head, body));
-                }
-                let mut collect = pin!(Collect::new(body, MAX_BODY, BODY_TIMEOUT));
-                bytes = match poll_fn(|cx| collect.as_mut().poll(cx)).await {
-                    Ok(bytes) => bytes,
-                    Err(fault) => return Break(refusal(fault.outcome().answer().status())),
-                };
-                body = R::from(bytes.clone());
-            }
+        if reads_body {
+            let mut collect = pin!(Collect::new(body, MAX_BODY, BODY_TIMEOUT));
+            bytes = match poll_fn(|cx| collect.as_mut().poll(cx)).await {
+                Ok(bytes) => bytes,
+                Err(fault) => return Break(refusal(fault.outcome().answer().status())),
+            };
+            body = R::from(bytes.clone());
         }
         let of = RequestRef::new(&head, &bytes);
         let answer = self.all.iter().filter(|it| it.is_met(&of, true)).find_map(|handshake| {
@@ -257,12 +286,6 @@ impl Handshakes {
             Some(answer) => Break(answer),
             None => Continue(Request::from_parts(head, body)),
         }
-    }
-
-    /// Returns whether the body decides if the request is a handshake; `None` if the head says that it is none.
-    fn reads_body(&self, head: &RequestRef<'_>) -> Option<bool> {
-        let met = self.all.iter().filter(|handshake| handshake.is_met(head, false));
-        met.map(Handshake::reads_body).reduce(|one, other| one || other)
     }
 
     /// Returns the answer to a handshake with this value.
@@ -304,6 +327,12 @@ impl Handshakes {
         observe::records::echoed(self.sender, &path);
         answer
     }
+}
+
+/// Returns `true` if the text stands in the body. Most events are told from a handshake so, without
+/// a walk through their JSON: no sender writes the text of a mark with escapes.
+fn contains(body: &[u8], text: &str) -> bool {
+    str::from_utf8(body).is_ok_and(|body| body.contains(text))
 }
 
 fn json_of(value: &Value) -> Response<Bytes> {

@@ -1,5 +1,5 @@
-//! [`Received`]: a request that a scheme verifies; the message authentication code that most schemes
-//! use.
+//! [`Received`]: a request that a scheme verifies; the message authentication code that most
+//! schemes use.
 
 use base64::Engine;
 use base64::alphabet::{STANDARD as PLAIN, URL_SAFE};
@@ -72,7 +72,8 @@ impl<'a> Received<'a> {
     }
 }
 
-/// Returns the code of these parts by the HMAC of this proof; `None` never, because HMAC takes a key of any length.
+/// Returns the code of these parts by the HMAC of this proof; `None` never, because HMAC takes a
+/// key of any length.
 pub(super) fn code(proof: Proof, key: &[u8], parts: &[&[u8]]) -> Option<Vec<u8>> {
     match proof {
         Proof::HmacSha1 | Proof::Twilio => mac::<Hmac<Sha1>>(key, parts),
@@ -103,7 +104,8 @@ pub(super) fn hex(text: &str) -> Option<Vec<u8>> {
     base16ct::mixed::decode_vec(text).ok()
 }
 
-/// Decodes base64 as senders show their secrets: whole, so that one whose end was not copied is refused.
+/// Decodes base64 as senders show their secrets: whole, so that one whose end was not copied is
+/// refused.
 pub(super) fn base64(text: &str) -> Option<Vec<u8>> {
     STANDARD.decode(text).ok()
 }

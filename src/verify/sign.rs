@@ -20,11 +20,11 @@ use crate::key;
 use crate::provider::scheme::{Part, Proof, Scheme};
 
 impl Scheme {
-    /// Signs a request as the sender does: sets the headers with time and signature. Adyen's signature
-    /// is in the body.
+    /// Signs a request as the sender does: sets the headers with time and signature. Adyen's
+    /// signature is in the body.
     ///
-    /// `public_url` is the one of [`verifier_at`](Self::verifier_at). Where a header is signed, the request must have
-    /// that header.
+    /// `public_url` is that of [`verifier_at`](Self::verifier_at). If a header is signed, the
+    /// request must have that header.
     ///
     /// # Errors
     ///

@@ -30,8 +30,8 @@ pub(super) fn verify(key: &[u8], request: &Received<'_>) -> Result<(), Refusal> 
     urls.iter().map(by).find(Result::is_ok).unwrap_or(Err(Refusal::Forged))
 }
 
-/// The largest number of fields that are sorted. A body of 2 MB may have a million, which take 90 ms before the
-/// signature is compared.
+/// The largest number of fields that are sorted. A body of 2 MB may have a million, which take 90
+/// ms before the signature is compared.
 const MAX_FIELDS: usize = 1_000;
 
 /// Returns what follows the public URL in the signed text.
@@ -69,11 +69,11 @@ pub(super) fn text(request: &Received<'_>) -> Result<String, Refusal> {
 
 /// Checks that Twilio has signed this text for the method of the request.
 ///
-/// The URL of a GET is also the text of a POST to the beginning of that URL, with the rest as fields.
-/// Twilio states the account in each request: as `AccountSid=AC…` in the query of a GET, and as
-/// `AccountSidAC…` in the text of a form. A GET needs the first, and no other request may have it. A
-/// text without fields must not have the second. The rule reads the signed text only, so it does not
-/// depend on where the text is cut, and no text of Twilio passes for both methods.
+/// The URL of a GET is also the text of a POST to the beginning of that URL, with the rest as
+/// fields. Twilio states the account in each request: as `AccountSid=AC…` in the query of a GET,
+/// and as `AccountSidAC…` in the text of a form. A GET needs the first, and no other request may
+/// have it. A text without fields must not have the second. The rule reads the signed text only, so
+/// it does not depend on where the text is cut, and no text of Twilio passes for both methods.
 fn check_method(request: &Received<'_>, text: &str) -> Result<(), Refusal> {
     const ACCOUNT: &str = "AccountSid";
     let has = |name| has_account_after(name, text);

@@ -83,11 +83,6 @@ async fn receivers_with(args: &[&str], ledger: &str) {
 }
 
 #[tokio::test]
-async fn receivers_on_postgres_lease() {
-    receivers(&Schema::fresh().url(), "lease").await;
-}
-
-#[tokio::test]
 async fn receivers_on_postgres_transactional() {
     receivers(&Schema::fresh().url(), "transactional").await;
 }

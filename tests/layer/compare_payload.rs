@@ -1,4 +1,4 @@
-//! One id with two payloads: compared, counted, and refused by choice; on every ledger and store.
+//! One id with two payloads: compared, counted, and refused by choice; under every ledger.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -84,11 +84,7 @@ async fn events_of_one_delivery_are_compared_one_by_one<S: Setup>(setup: S) {
 support::on_ledgers!(
     [
         lease_memory = OnMemory,
-        lease_sqlite = OnSqlite,
-        lease_postgres = OnPostgres,
         arrival_memory = ArrivedInMemory,
-        arrival_sqlite = ArrivedInSqlite,
-        arrival_postgres = ArrivedInPostgres,
         transactional_sqlite = InSqlite,
         transactional_postgres = InPostgres,
     ],
@@ -195,31 +191,6 @@ async fn key_without_a_stored_digest_is_not_compared() {
         .compare_payload(key::body_digest(), OnMismatch::Refuse)
         .layer(handler.service());
     assert_eq!(answered(&send(&compared, event("a", "two")).await), DUPLICATE);
-}
-
-/// Two events of one change have different bodies.
-#[tokio::test]
-async fn second_identity_is_not_compared() {
-    let handler = Handler::default();
-    let keys = by_header().alias("change", key::json("/object"));
-    let adapter = Arc::new(MemoryAdapter::new());
-    let service = DedupLayer::new(keys, Arc::clone(&adapter))
-        .compare_payload(key::body_digest(), OnMismatch::Refuse)
-        .layer(handler.service());
-    assert_eq!(answered(&send(&service, event("evt_1", r#"{"object":"in_1","n":1}"#)).await), RAN);
-    assert_eq!(
-        answered(&send(&service, event("evt_2", r#"{"object":"in_1","n":2}"#)).await),
-        DUPLICATE
-    );
-    assert_eq!(
-        answered(&send(&service, event("evt_2", r#"{"object":"in_1","n":3}"#)).await),
-        DUPLICATE
-    );
-    assert_eq!(
-        answered(&send(&service, event("evt_1", r#"{"object":"in_1","n":3}"#)).await),
-        REFUSED
-    );
-    assert_eq!(handler.runs(), 1);
 }
 
 /// If a store does not return stored data, no event of the delivery stays claimed, complete or acknowledged.

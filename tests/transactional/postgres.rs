@@ -20,7 +20,8 @@ use tower_dedup::{
     RunOutcome,
 };
 
-use super::fixture::{send as send_script, started};
+use super::fixture::{CONNECTIONS, Db, World, app, send as send_script, started};
+use support::cluster::until_true;
 use support::effects::{
     Boxed, Database, MINUTE, answer, effect, transactional, until_acknowledged, write,
 };
@@ -291,6 +292,27 @@ async fn second_transaction_of_a_handler_fails_in_time() {
     assert!(start.elapsed() < MINUTE / 4, "{:?}", start.elapsed());
     assert!(db.effects().await.is_empty());
     assert_eq!(answered(&send_script(&app, "a", "begin insert commit").await), (200, None));
+}
+
+/// A handler that leaves its transaction idle for longer than its bound.
+#[tokio::test]
+async fn session_ended_by_the_server_is_503_and_nothing_is_committed() {
+    let (db, world) = (Db::<Postgres>::create().await, World::default());
+    let bound = PostgresOptions::new().transaction_idle_timeout(Duration::from_millis(500));
+    let adapter = PostgresAdapter::with_options(db.pool.clone(), bound);
+    let app = app(&db, DedupLayer::transactional(by_header(), adapter), &world);
+    let ended = async || {
+        let idle = "SELECT count(*) = 0 FROM pg_stat_activity \
+                    WHERE datname = current_database() AND state = 'idle in transaction'";
+        until_true(&mut db.pool.acquire().await.unwrap(), idle).await;
+    };
+    // More deliveries than connections: none is lost.
+    for _ in 0..=CONNECTIONS {
+        let answer = world.send_beside(&app, "begin insert wait commit", &ended).await;
+        assert_eq!(answered(&answer), (503, None));
+    }
+    assert_eq!(answered(&send_script(&app, "a", "begin insert commit").await), (200, None));
+    assert_eq!(db.effects().await, ["a"]);
 }
 
 /// Rows in which the transactions of handlers conflict.

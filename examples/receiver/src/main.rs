@@ -68,19 +68,21 @@
 //!
 //! # Misbehaviour
 //!
-//! Three query parameters make the handler misbehave:
+//! Four query parameters make the handler misbehave:
 //!
 //! - `delay_ms=5000` makes it slow. Deliver the event again during the run: the second delivery waits
 //!   for two seconds and gets 503, `x-dedup-result: in-flight`. Or hang up: the handler runs to its end.
 //!   Or `kill -9` the receiver, start it again, and deliver again. Under `lease` and
 //!   `transactional`, the event is in flight until the lease lapses (`--lease-seconds 5`), then a takeover
 //!   runs.
+//! - `delay_after_ms=5000` makes it slow after its effect. `kill -9` the receiver in this time, and deliver again: the
+//!   event has two effects under `lease`, and one under `transactional`, where nothing was committed.
 //! - `fail=500` responds with that status (400 to 599), and has no effect. The retry runs at once.
 //! - `fail_runs=2` makes only the first two runs of an event fail: with 500, or the status of `fail`. With `--inbox`, the third
 //!   run comes by itself.
 //!
-//! Under `transactional`, the handler begins its transaction after the delay, so a slow handler holds no connection and
-//! no lock. `fail` comes after the write, which is rolled back.
+//! Under `transactional`, the handler begins its transaction after `delay_ms`, so a slow handler holds no connection and
+//! no lock. It commits after `delay_after_ms`. `fail` comes after the write, which is rolled back.
 //!
 //! SIGTERM and Ctrl-C stop the receiver in order: it refuses new connections, runs every handler to its
 //! end, and closes the store.
@@ -460,6 +462,8 @@ impl Routes {
 struct Misbehaviour {
     #[serde(default)]
     delay_ms: u64,
+    #[serde(default)]
+    delay_after_ms: u64,
     #[serde(default, deserialize_with = "failure")]
     fail: Option<StatusCode>,
     fail_runs: Option<u32>,
@@ -477,6 +481,10 @@ fn failure<'de, D: Deserializer<'de>>(status: D) -> Result<Option<StatusCode>, D
 impl Misbehaviour {
     async fn delay(&self) {
         tokio::time::sleep(Duration::from_millis(self.delay_ms)).await;
+    }
+
+    async fn delay_after(&self) {
+        tokio::time::sleep(Duration::from_millis(self.delay_after_ms)).await;
     }
 
     /// Fails every run, or the first runs of an event.
@@ -503,6 +511,7 @@ async fn receive(
         for key in delivery.keys() {
             effects.add(key, delivery.attempt()).await.map_err(|error| failed(&error))?;
         }
+        misbehaviour.delay_after().await;
     }
     Ok(())
 }
@@ -525,6 +534,7 @@ async fn receive_in<DB: Table>(
             }
             // After the writes, which are rolled back.
             misbehaviour.fail(Some(&delivery)).map_err(IntoResponse::into_response)?;
+            misbehaviour.delay_after().await;
             tx.commit().await.map_err(refused)?;
         }
         _ => misbehaviour.fail(None).map_err(IntoResponse::into_response)?,

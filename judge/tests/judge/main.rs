@@ -1,0 +1,46 @@
+//! The judge, run on receivers that are wrong by design and on the example `receiver`, over each store and ledger.
+//!
+//! `cargo test` builds the receivers. `cargo test --test judge` does not: it runs the programs of the last build.
+
+mod command;
+mod receivers;
+mod table;
+
+use std::collections::BTreeSet;
+use std::fmt::Write;
+
+use futures_util::{StreamExt, stream};
+use receivers::CASES;
+use table::Verdicts;
+
+/// How many receivers are judged at the same time. They wait most of the time.
+const AT_ONCE: usize = 30;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_receiver_fails_what_it_must_and_nothing_else() {
+    let judged = stream::iter(CASES).map(async |case| case.0.judge().await);
+    let judged: Vec<Verdicts> = judged.buffered(AT_ONCE).collect().await;
+    let mut wrong = String::new();
+    for (case, verdicts) in CASES.iter().zip(&judged) {
+        for (verdict, expected) in [("fail", case.1), ("unknown", case.0.untold())] {
+            let expected: BTreeSet<_> = expected.iter().copied().collect();
+            let found: BTreeSet<_> = verdicts.are(verdict).collect();
+            for trial in expected.symmetric_difference(&found) {
+                let evidence = verdicts.evidence(trial);
+                writeln!(wrong, "{}: {trial}: {evidence}", case.0.name()).unwrap();
+            }
+        }
+    }
+    let tables = table::tables(&judged);
+    println!("{}\n{}", table::evidence(&judged), tables.join("\n"));
+    assert!(wrong.is_empty(), "other verdicts than expected:\n{wrong}");
+    // A trial that nobody fails may be blind.
+    let failed: BTreeSet<_> = judged.iter().flat_map(|verdicts| verdicts.are("fail")).collect();
+    let blind: Vec<_> = judged[0].trials().filter(|trial| !failed.contains(trial)).collect();
+    assert_eq!(blind, ["late-effects", "an-hour-later"], "no receiver fails these");
+    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/judge.md");
+    let page = std::fs::read_to_string(page).unwrap();
+    for table in tables {
+        assert!(page.contains(&table), "docs/judge.md has another table than:\n{table}");
+    }
+}
