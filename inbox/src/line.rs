@@ -135,7 +135,7 @@ where
         deaths: number("deaths")?,
         answered: row.try_get("answered")?,
         method: row.try_get("method")?,
-        target: text(row.try_get("target")?),
+        target: text(&row.try_get::<Vec<u8>, _>("target")?),
         verified: row.try_get("verified")?,
         last: row.try_get("last")?,
         body_bytes: row.try_get::<i64, _>("body_bytes")?.unsigned_abs(),
@@ -158,13 +158,13 @@ where
         misrouted: row.try_get("misrouted")?,
         answered: row.try_get("answered")?,
         method: row.try_get("method")?,
-        target: text(row.try_get("target")?),
+        target: text(&row.try_get::<Vec<u8>, _>("target")?),
         headers: row.try_get("headers")?,
         body: row.try_get::<Option<Vec<u8>>, _>("body")?.map(Into::into),
         verified: row.try_get("verified")?,
     })
 }
 
-fn text(bytes: Vec<u8>) -> String {
-    String::from_utf8_lossy(&bytes).into_owned()
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
 }
