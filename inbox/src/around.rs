@@ -18,7 +18,7 @@ use std::fmt;
 use std::future::{Future, Pending, pending};
 use std::marker::PhantomData;
 use std::mem;
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::panic::{AssertUnwindSafe, resume_unwind};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -32,7 +32,7 @@ use http_body_util::{BodyExt, Full, Limited};
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 use tower_dedup::adapter::contract::Token;
-use tower_dedup::key::{Extracted, Keys, RequestRef};
+use tower_dedup::key::RequestRef;
 use tower_dedup::ledger::{Lease, Ledger, Transactional};
 #[cfg(feature = "verify")]
 use tower_dedup::verify::VerifyLayer;
@@ -153,9 +153,12 @@ impl<L: Releases, B> Around<L, B> {
     /// [`InboxError::Setting`] for an invalid setting of the inbox or of the layer.
     pub fn checked(self) -> Result<Self, InboxError> {
         self.check()?;
+        let invalid = self.dedup.clone().checked();
+        invalid.map(drop).map_err(|error| InboxError::Setting(error.to_string()))?;
         Ok(self)
     }
 
+    /// Checks all but the settings of the [`DedupLayer`].
     fn check(&self) -> Result<(), InboxError> {
         let rule = |is_met: bool, text: &str| {
             if is_met { Ok(()) } else { Err(InboxError::Setting(text.to_owned())) }
@@ -175,8 +178,7 @@ impl<L: Releases, B> Around<L, B> {
             let invalid = verify.clone().checked();
             invalid.map(drop).map_err(|error| InboxError::Setting(error.to_string()))?;
         }
-        let invalid = self.dedup.clone().checked();
-        invalid.map(drop).map_err(|error| InboxError::Setting(error.to_string()))
+        Ok(())
     }
 }
 
@@ -368,15 +370,14 @@ where
             Ok(body) => body,
             Err(fault) => return self.refuse(head, fault).await,
         };
-        let keys = self.keys(&head, &body);
+        let keys = settings.keys(&RequestRef::new(&head, &body));
         let namespace = settings.namespace().to_owned();
         // A verification that only reports lets requests through without this.
         let is_verified = head.extensions.get::<Verified>().is_some();
         let may_run = is_verified || !settings.requires_verified();
         if let Some(ticket) = ticket {
             let found = keys.as_ref().map(identities).unwrap_or_default();
-            let inbox = Arc::as_ptr(&self.parts.core) as usize;
-            let refused = if !ticket.is_of(inbox, &namespace, &found) {
+            let refused = if !ticket.is_of(self.parts.core.address(), &namespace, &found) {
                 Report::Misrouted("its layer has another namespace, or reads other keys")
             } else if !settings.deduplicates(&head.method) {
                 Report::Misrouted("its layer does not deduplicate the method")
@@ -415,19 +416,6 @@ where
         }
     }
 
-    /// Returns the keys of a request that its layer deduplicates.
-    fn keys(&self, head: &request::Parts, body: &Bytes) -> Option<Keys> {
-        let settings = self.parts.dedup.settings();
-        let request = RequestRef::new(head, body);
-        // A closure of the key may panic: the layer has an answer for that.
-        let read = catch_unwind(AssertUnwindSafe(|| settings.extractor().extract(&request)));
-        let Ok(Ok(Extracted::Keys(keys))) = read else { return None };
-        let identities = keys.events().iter().map(|event| {
-            1 + usize::from(event.alias().is_some() || event.content_identity().is_some())
-        });
-        (identities.sum::<usize>() <= settings.max_keys()).then_some(keys)
-    }
-
     /// Stores a delivery, runs it, and says what became of it.
     async fn deliver(
         mut self,
@@ -451,14 +439,14 @@ where
                 return;
             }
         };
-        let run = core.begin(at);
+        let run = core.ender.begin(at);
         let (mut reply, mut history) = (Some(reply), History::NEW);
         let mut call = pin!(call);
         let called = match timeout(core.settings.answer_within, call.as_mut()).await {
             Ok(called) => called,
             Err(_elapsed) => {
                 let told = Change { at, fate: Fate::Keep, answered: true, last: None };
-                if let Some(Changed::Done) = core.change(told, None).await {
+                if let Some(Changed::Done) = core.ender.change(told, None).await {
                     // Its own step alone: another delivery may have raised the version, too,
                     // because it was told *stored*. The ledger has not been asked for it yet.
                     at.version += 1;
@@ -476,11 +464,11 @@ where
         observe::ended(&namespace, at.seq, fate, &last, false);
         let answered = is_stored && reply.is_some();
         let change = Change { at, fate, answered, last: Some(last) };
-        let Some(reply) = reply else { return core.change_later(change, run) };
+        let Some(reply) = reply else { return core.ender.change_later(change, run) };
         let answer = if !is_stored {
-            core.change_later(change, run);
+            core.ender.change_later(change, run);
             called
-        } else if matches!(core.change(change, Some(run)).await, Some(Changed::Done)) {
+        } else if matches!(core.ender.change(change, Some(run)).await, Some(Changed::Done)) {
             Ok(Ok(self.parts.stored()))
         } else {
             // Nobody can say that the row is there: the sender gets the failure.

@@ -29,8 +29,8 @@ pub(crate) enum End {
 /// How often the row has run, and what its sender knows.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct History {
-    pub(crate) attempts: i32,
-    pub(crate) misrouted: i32,
+    pub(crate) attempts: i64,
+    pub(crate) misrouted: i64,
     /// The sender was told *stored*.
     pub(crate) answered: bool,
     pub(crate) is_redelivery: bool,

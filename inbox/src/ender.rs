@@ -83,14 +83,15 @@ impl Ender {
         Self { table, runs: Runs::default(), turn, queue: Mutex::default(), pending }
     }
 
-    /// Begins a run, whose turn is renewed from now on.
+    /// Begins the run of a row: its turn is renewed until the run is dropped, or its change is
+    /// written.
     pub(crate) fn begin(&self, at: Place) -> Run {
         locked(&self.runs).insert(at.seq, at);
         drop(self.queue());
         Run { runs: Arc::clone(&self.runs), at }
     }
 
-    /// Changes a row. Returns `None` if the table did not answer in time.
+    /// Changes a row, and waits for the reply. Returns `None` if the table did not answer in time.
     pub(crate) async fn change(&self, change: Change, run: Option<Run>) -> Option<Changed> {
         let (reply, changed) = oneshot::channel();
         self.send(change, run, Some(reply));

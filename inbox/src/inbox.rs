@@ -205,7 +205,9 @@ impl Inbox {
         S::Future: Send,
         B: Send + 'static,
     {
-        self.core().must_be_valid();
+        if let Err(error) = self.core().check() {
+            panic!("{error}");
+        }
         run::run(Arc::clone(self.core()), app, stop)
     }
 
@@ -215,7 +217,7 @@ impl Inbox {
         if let Some(core) = self.core.get() {
             core.tasks.close();
             core.tasks.wait().await;
-            core.flush().await;
+            core.ender.flush().await;
         }
     }
 

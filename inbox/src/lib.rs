@@ -162,6 +162,8 @@ mod decide;
 mod ender;
 mod inbox;
 mod inspect;
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+mod line;
 mod observe;
 #[cfg(feature = "postgres")]
 mod postgres;

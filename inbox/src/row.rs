@@ -116,8 +116,8 @@ pub(crate) struct TakenRow {
     pub(crate) at: Place,
     pub(crate) namespace: String,
     pub(crate) keys: String,
-    pub(crate) attempts: i32,
-    pub(crate) misrouted: i32,
+    pub(crate) attempts: i64,
+    pub(crate) misrouted: i64,
     /// The sender has got a 2xx for it.
     pub(crate) answered: bool,
     pub(crate) method: String,
@@ -315,6 +315,11 @@ fn decode(text: &[u8]) -> Option<HeaderMap> {
         headers.append(name, HeaderValue::from_bytes(value).ok()?);
     }
     Some(headers)
+}
+
+/// Returns a number as the databases take it.
+pub(crate) fn number(number: usize) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
 }
 
 /// Returns whole milliseconds.

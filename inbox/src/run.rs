@@ -82,11 +82,11 @@ where
                     }
                     let has_stopped = stop.as_mut().now_or_never().is_some();
                     for row in took.rows {
-                        let run = core.begin(row.at);
+                        let run = core.ender.begin(row.at);
                         if has_stopped {
                             let fate = Fate::NOW;
                             let change = Change { at: row.at, fate, answered: false, last: None };
-                            core.change_later(change, run);
+                            core.ender.change_later(change, run);
                             continue;
                         }
                         // There are as many permits as rows were asked for.
@@ -116,7 +116,7 @@ where
     }
     let all = u32::try_from(core.settings.slots).unwrap_or(u32::MAX);
     drop(slots.acquire_many(all).await);
-    core.flush().await;
+    core.ender.flush().await;
     drop(keeper);
 }
 
@@ -144,7 +144,7 @@ where
     let (at, namespace) = (row.at, row.namespace.clone());
     let (fate, last) = attempt(core, app, row).await;
     observe::ended(&namespace, at.seq, fate, &last, true);
-    core.change_later(Change { at, fate, answered: false, last: Some(last) }, run);
+    core.ender.change_later(Change { at, fate, answered: false, last: Some(last) }, run);
 }
 
 /// Delivers one row, and says what becomes of it, and why.
@@ -175,8 +175,8 @@ where
     let Some(mut request) = row.request(body) else {
         return (Fate::Park(Parked::Unreadable), "the row cannot be read".to_owned());
     };
-    let inbox = std::ptr::from_ref(core) as usize;
-    let (ticket, reported) = Ticket::new(inbox, &row.namespace, &row.keys, row.verified.as_deref());
+    let (ticket, reported) =
+        Ticket::new(core.address(), &row.namespace, &row.keys, row.verified.as_deref());
     request.extensions_mut().insert(ticket);
     let (ran_nothing, why) = match reach(app, request, reported).await {
         Reached::Ended(end) => return (decide(&core.settings, end, history).fate, end.text()),

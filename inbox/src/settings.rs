@@ -46,7 +46,7 @@ impl Default for Settings {
 impl Settings {
     /// Returns the delay after this many earlier failures, without its deviation; `None` after the
     /// last one.
-    pub(crate) fn delay(&self, failures: i32) -> Option<Duration> {
+    pub(crate) fn delay(&self, failures: i64) -> Option<Duration> {
         self.delays.get(usize::try_from(failures).unwrap_or_default()).copied()
     }
 

@@ -1,6 +1,7 @@
 //! [`DedupSettings`]: what a layer around a [`DedupLayer`] has to know of it.
 
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 use http::{HeaderName, Method};
@@ -8,7 +9,7 @@ use http::{HeaderName, Method};
 use super::builder::DedupLayer;
 use super::config::Config;
 use super::policy::OnUnavailable;
-use crate::key::{KeyExtractor, LogIds};
+use crate::key::{Extracted, Keys, RequestRef};
 
 /// The settings of a [`DedupLayer`], for a layer around it that has to agree with it, such as one
 /// that stores deliveries before they are handled: see [`DedupLayer::settings`].
@@ -36,10 +37,15 @@ impl<L, B> DedupLayer<L, B> {
 }
 
 impl<'l> DedupSettings<'l> {
-    /// Returns the extractor of the keys.
+    /// Returns the keys of a request, as the layer reads them; `None` for a request without a key,
+    /// and for one that the layer refuses: with a malformed key or too many, or if a closure of the
+    /// extractor panics.
     #[must_use]
-    pub fn extractor(&self) -> &'l KeyExtractor {
-        &self.0.key
+    pub fn keys(&self, request: &RequestRef<'_>) -> Option<Keys> {
+        match catch_unwind(AssertUnwindSafe(|| self.0.key.read(request))) {
+            Ok(Ok(Extracted::Keys(keys))) if keys.identity_count() <= self.0.max_keys => Some(keys),
+            _ => None,
+        }
     }
 
     /// Returns the namespace of the keys, without the part of a
@@ -78,18 +84,6 @@ impl<'l> DedupSettings<'l> {
     #[must_use]
     pub fn body_timeout(&self) -> Duration {
         self.0.body_timeout
-    }
-
-    /// Returns how many keys one request may carry, second identities included.
-    #[must_use]
-    pub fn max_keys(&self) -> usize {
-        self.0.max_keys
-    }
-
-    /// Returns how log records name an event.
-    #[must_use]
-    pub fn log_ids(&self) -> LogIds {
-        self.0.meters.log_ids
     }
 
     /// Returns the header in which the layer's own answers say why.

@@ -38,8 +38,7 @@ pub(crate) enum Begin {
     WithoutKey,
     /// Other deliveries run every event that is not complete.
     InFlight,
-    /// Every event is complete. The first one was seen then. It has stored data only if the
-    /// response is fetched.
+    /// Every event is complete. The first one was seen then. It has the data that was fetched.
     Duplicate(Seen),
     /// Every event is complete, and one was handled with another payload.
     Mismatch(Seen),

@@ -74,10 +74,21 @@ async fn completion_is_committed_to_disk() {
     {
         let pool = database.pool_set(3, &[("synchronous_commit", setting)]);
         let worker = Deduplicator::transactional(PostgresAdapter::new(pool.clone()));
-        for (when, found) in [("late", found), ("early", found), ("early, then weakened", "on")] {
+        for (when, found) in [
+            ("late", found),
+            ("early", found),
+            ("early, then weakened", "on"),
+            ("in another transaction", found),
+        ] {
             database.run("TRUNCATE commits").await;
             let key = dedup_key(&format!("{setting} {when}"));
             let ran = worker.run(&key, async |event| {
+                if when == "in another transaction" {
+                    let mut tx = pool.begin().await?;
+                    effect(&mut tx, &event).await?;
+                    event.complete_in(&mut *tx).await?;
+                    return Ok(tx.commit().await?);
+                }
                 let mut tx = event.begin(&pool).await?;
                 effect(&mut tx, &event).await?;
                 if when != "late" {

@@ -1,4 +1,5 @@
-//! The statements of the Postgres adapter: one file each, in the folder `sql`.
+//! The statements of the Postgres adapter: one file each, in the folder `sql`. Only the names of
+//! the tables, the time of a wait and the lines for [`Wait::PassOver`] are not as they are sent.
 //!
 //! `sql::row` defines the states of a row.
 //!
@@ -191,4 +192,25 @@ pub(super) fn quoted(name: &str) -> String {
 /// Returns a string literal.
 pub(super) fn literal(text: &str) -> String {
     format!("'{}'", text.replace('\'', "''"))
+}
+
+#[cfg(all(test, feature = "testing"))]
+mod tests {
+    use super::*;
+
+    /// Rule 3. A purge may be lost in a crash.
+    #[test]
+    fn every_statement_that_writes_is_durable() {
+        let options = PostgresOptions::new();
+        for statements in PostgresStatements::by_wait(&TableName::of(&options), &options) {
+            let writes = |sql: &str| sql.contains("INSERT INTO") || sql.contains("UPDATE \"");
+            let all = statements.by_name().into_iter().filter(|(_, sql)| writes(sql));
+            let all: Vec<_> = all.collect();
+            for (name, sql) in &all {
+                assert!(sql.contains("IN ('off', 'local', 'remote_write')"), "{name}");
+                assert!(sql.contains("set_config('synchronous_commit', 'on', true)"), "{name}");
+            }
+            assert_eq!(all.len(), 9);
+        }
+    }
 }

@@ -46,6 +46,5 @@ WITH settings AS MATERIALIZED (
 SELECT key, attempts, takeover FROM taken
 UNION ALL
 SELECT a.key, NULL, NULL
-FROM calls AS a
-JOIN {table} AS t USING (key, version)
+FROM calls AS a JOIN {table} AS t USING (key, version)
 WHERE NOT EXISTS (SELECT FROM locked AS l WHERE l.key = a.key)

@@ -35,9 +35,8 @@ WITH asked AS MATERIALIZED (
   CROSS JOIN bounds AS b
   CROSS JOIN (
     SELECT r.key, r.sha256
-    FROM pg_catalog.jsonb_to_recordset(
-      pg_catalog.jsonb_extract_path($1::text::jsonb, 'events')
-    ) AS r (key uuid, sha256 text)
+    FROM pg_catalog.jsonb_to_recordset(pg_catalog.jsonb_extract_path($1::text::jsonb, 'events'))
+      AS r (key uuid, sha256 text)
     LIMIT (SELECT n FROM asked)
   ) AS e
   JOIN {table} AS t ON t.key = e.key

@@ -10,11 +10,8 @@ WITH purged AS (
     SELECT t.key
     FROM {table} AS t
     WHERE t.expires_at <= (SELECT clock_timestamp() - interval '1 hour')
-      AND (
-        t.completed_at IS NOT NULL
-        OR t.lease_until IS NULL
-        OR t.lease_until <= (SELECT clock_timestamp() - interval '1 hour')
-      )
+      AND (t.completed_at IS NOT NULL OR t.lease_until IS NULL
+        OR t.lease_until <= (SELECT clock_timestamp() - interval '1 hour'))
     ORDER BY t.expires_at
     LIMIT $1
     FOR UPDATE SKIP LOCKED

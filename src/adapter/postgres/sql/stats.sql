@@ -20,9 +20,7 @@ FROM (
     floor(extract(epoch FROM max(now - greatest(
       expires_at, CASE WHEN completed_at IS NULL THEN lease_until END
     )) FILTER (WHERE state = 5)) * 1000)::int8 AS oldest_expired,
-    greatest(
-      count(*) FILTER (WHERE expires_at <= now), count(*) FILTER (WHERE expires_at > now)
-    ) < 100000 AS is_exact
+    greatest(count(*) FILTER (WHERE expires_at <= now), count(*) FILTER (WHERE expires_at > now)) < 100000 AS is_exact
   FROM (
     SELECT c.now, t.lease_until, t.first_seen_at, t.completed_at, t.expires_at, CASE
         WHEN t.completed_at IS NULL AND t.token IS NOT NULL AND t.lease_until > c.now THEN 1
@@ -45,8 +43,7 @@ FROM (
     OFFSET 0
   ) AS rows
 ) AS r, (
-  SELECT
-    coalesce(sum(greatest(c.reltuples, 0)), 0)::int8 AS estimate,
+  SELECT coalesce(sum(greatest(c.reltuples, 0)), 0)::int8 AS estimate,
     coalesce(sum(pg_total_relation_size(c.oid)), 0)::int8 AS bytes
   FROM pg_class AS c
   WHERE c.oid IN (SELECT p.relid::oid FROM pg_partition_tree({table_number}) AS p UNION SELECT {table_number}::oid)
