@@ -194,7 +194,7 @@ impl Receiver {
         judge.arg(format!("http://{}{}", place.address, place.path)).arg("--json");
         judge.args(["--sender", place.sender, "--secret-env", "JUDGE_SECRET"]);
         judge.args(&place.count).args(["--start", &place.start]).arg("--log").arg(&log);
-        judge.arg("--slow").arg(file("slow", delivery("delay_ms=1200&delay_after_ms=500")));
+        judge.arg("--slow").arg(file("slow", delivery("delay_ms=1000&delay_after_ms=1000")));
         judge.arg("--failing").arg(file("failing", delivery("fail_runs=1")));
         judge.args(["--patience", place.patience]);
         for name in ["JUDGE_SECRET", "WEBHOOK_SECRET", "WEBHOOK_SECRET_STANDARD_WEBHOOKS"] {
