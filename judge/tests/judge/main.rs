@@ -10,15 +10,29 @@ use std::collections::BTreeSet;
 use std::fmt::Write;
 
 use futures_util::{StreamExt, stream};
-use receivers::CASES;
+use receivers::{CASES, Case};
 use table::Verdicts;
 
 /// How many receivers are judged at the same time. They wait most of the time.
 const AT_ONCE: usize = 30;
 
+/// Judges a receiver; again, if one of its faults does not show, because a busy machine may hide it. It makes no right
+/// receiver fail.
+async fn judge(Case(receiver, fails): &Case) -> Verdicts {
+    let mut verdicts = receiver.judge().await;
+    for _ in 0..2 {
+        let failed: Vec<_> = verdicts.are("fail").collect();
+        if failed.len() >= fails.len() || failed.iter().any(|trial| !fails.contains(trial)) {
+            break;
+        }
+        verdicts = receiver.judge().await;
+    }
+    verdicts
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn each_receiver_fails_what_it_must_and_nothing_else() {
-    let judged = stream::iter(CASES).map(async |case| case.0.judge().await);
+    let judged = stream::iter(CASES).map(judge);
     let judged: Vec<Verdicts> = judged.buffered(AT_ONCE).collect().await;
     let mut wrong = String::new();
     for (case, verdicts) in CASES.iter().zip(&judged) {

@@ -75,6 +75,7 @@ fn table(columns: &[(&Case, &Verdicts)]) -> String {
         let cell = |(_, verdicts): &(&Case, &Verdicts)| match verdicts.verdict(trial) {
             "pass" => "·".to_owned(),
             "fail" => "**fail**".to_owned(),
+            "" => String::new(),
             _ => "–".to_owned(),
         };
         text += &row(&format!("`{trial}`"), columns.iter().map(cell).collect());
