@@ -28,6 +28,11 @@ finish() {
     fi
 }
 trap finish EXIT
+# The packages of scripts/test, in each command: with one set, Cargo builds the dependencies once. They have every feature
+# but AWS-LC and OpenSSL, which take a minute to build: scripts/check has those.
+# shellcheck disable=SC2034 # The scripts use it.
+test_packages=(-p tower-dedup -p tower-dedup-cli -p tower-dedup-conformance -p hello -p receiver -p tower-dedup-inbox
+    -p tower-dedup-judge --features "$(printf 'tower-dedup-inbox/%s,' postgres sqlite verify metrics)")
 # Prints the reason and ends the script.
 stop() {
     printf '%s\n' "$@" >&2
@@ -39,10 +44,14 @@ install_packages() {
     apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends "$@"
 }
 
-# Whatever builds the crate: a Rust toolchain, a C compiler for SQLite, and OpenSSL for tls-native-tls.
+# Whatever builds the crate: a Rust toolchain, and a C compiler for SQLite.
 need_build() {
     command -v cargo >/dev/null || stop "cargo is missing: install Rust (https://rustup.rs)"
     command -v cc >/dev/null || install_packages gcc libc6-dev || stop "a C compiler (cc) is missing: install gcc or clang"
+}
+# For the feature tls-native-tls, and for a test that makes certificates.
+need_openssl() {
+    command -v openssl >/dev/null || install_packages openssl || stop "openssl is missing: install openssl"
     [ "$(uname)" != Linux ] || pkg-config --exists openssl 2>/dev/null || install_packages pkg-config libssl-dev ||
         stop "OpenSSL's headers are missing: install pkg-config and libssl-dev (Debian) or openssl-devel (Fedora)"
 }
@@ -64,9 +73,9 @@ need_servers() {
         # scripts/redis prints the packages to install.
         ./scripts/redis --find >/dev/null || stop "the tests start Redis servers of their own"
     fi
-    # One test makes certificates.
-    command -v openssl >/dev/null || install_packages openssl || stop "openssl is missing: install openssl"
-    # One test starts a server with German messages, because the code must not parse messages.
+}
+# One test starts a server with German messages, because the code must not parse messages.
+need_locale() {
     { command -v localedef >/dev/null && [ -e /usr/share/i18n/locales/de_DE ]; } || install_packages locales ||
         stop "the source of the locale de_DE is missing: install locales (Debian) or glibc-locale-source (Fedora)"
 }

@@ -29,6 +29,7 @@ mod log;
 mod receiver;
 mod receivers;
 mod row;
+mod run;
 mod store;
 mod table;
 mod verdict;
@@ -38,7 +39,8 @@ use std::time::Duration;
 
 use clap::Parser;
 
-use row::{Plan, Row};
+use row::Row;
+use run::Plan;
 
 /// The first argument of a soak. Without it, the arguments are those of `cargo test`.
 const RUN: &str = "run";
@@ -129,7 +131,7 @@ fn soak(rows: &[Row], plan: Plan) -> bool {
     let mut reports = Vec::new();
     let mut failed = false;
     for row in rows {
-        let report = row::run(*row, plan);
+        let report = run::run(*row, plan);
         match &report {
             Ok(report) => {
                 for failure in &report.failures {

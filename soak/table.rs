@@ -5,7 +5,8 @@ use std::fmt::Write;
 use chrono::Utc;
 
 use crate::log::Kind;
-use crate::row::{Plan, Report, Row};
+use crate::row::Row;
+use crate::run::{Plan, Report};
 
 /// Returns the table in Markdown, with the machine and the date.
 pub(crate) fn markdown(reports: &[(Row, Result<Report, String>)], plan: Plan) -> String {

@@ -24,10 +24,10 @@ use crate::run::{Called, NotBegun, Waiters, call};
 
 /// Runs a handler for an event, unless the event is a duplicate or in flight.
 ///
-/// It runs the handler once a call and repeats nothing: the caller delivers a failed event again. The
-/// [ledger](crate::ledger) decides how often one event takes effect. Under a lease: at least once, and
-/// twice only if a process or the store dies in between. On arrival: at most once. In a transaction: exactly once,
-/// for the handler's writes there.
+/// A call runs the handler at most once, and repeats nothing: the caller delivers a failed event
+/// again. The [ledger](crate::ledger) decides how often one event takes effect. Under a lease: at
+/// least once, and twice only if a process or the store dies in between. On arrival: at most once.
+/// In a transaction: exactly once, for the handler's writes there.
 ///
 /// | setting | default |
 /// |---|---|
@@ -50,17 +50,18 @@ use crate::run::{Called, NotBegun, Waiters, call};
 ///
 /// # Observation
 ///
-/// A run has the log record, the metrics and the spans of a delivery: see [`observe`](crate::observe).
-/// Their namespace is that of the key, and the id is shown as it is. The first 1,000 namespaces have time series of
-/// their own, and the metrics count all others as `other`.
+/// A run has the log record, the metrics and the spans of a delivery: see
+/// [`observe`](crate::observe). Their namespace is that of the key, and the id is shown as it is.
+/// The first 1,000 namespaces have time series of their own, and the metrics count all others as
+/// `other`.
 ///
 /// # Cancel safety
 ///
-/// Dropping the future of [`run`](Self::run) drops the handler at its `.await`. The rest continues in
-/// the background; [`drain`](Self::drain) waits for it:
+/// Dropping the future of [`run`](Self::run) drops the handler at its `.await`. The rest continues
+/// in the background; [`drain`](Self::drain) waits for it:
 ///
-/// - dropped while the keys are claimed, or while the handler runs: the keys are released, as after a
-///   failure. On arrival, an event whose handler has started is lost.
+/// - dropped while the keys are claimed, or while the handler runs: the keys are released, as after
+///   a failure. On arrival, an event whose handler has started is lost.
 /// - dropped while a success is completed: the keys become complete. In a transaction, the COMMIT
 ///   decides; the next `run` is a duplicate, or runs the handler.
 /// - dropped while a failure is released: the keys are released.
@@ -110,15 +111,16 @@ impl Deduplicator {
     }
 
     /// Deduplicates on arrival: a key becomes permanent before its handler runs, and an event whose
-    /// handler fails is lost. Use clones of one, as of [a layer](crate::DedupLayer::on_arrival).
+    /// handler fails is lost. Use clones of one deduplicator, as of [a
+    /// layer](crate::DedupLayer::on_arrival).
     pub fn on_arrival(adapter: impl DedupAdapter) -> Deduplicator<OnArrival> {
         Deduplicator::under(adapter)
     }
 
-    /// Deduplicates in the handler's own transaction: the key and the handler's writes commit together,
-    /// or not at all. The handler begins the transaction by [`Delivery::begin`], as under
-    /// [`DedupLayer::transactional`](crate::DedupLayer::transactional): after a success without a completion,
-    /// [`run`](Self::run) returns [`RunError::Uncommitted`].
+    /// Deduplicates in the handler's own transaction: the key and the handler's writes commit
+    /// together, or not at all. The handler begins the transaction by [`Delivery::begin`], as under
+    /// [`DedupLayer::transactional`](crate::DedupLayer::transactional): after a success without a
+    /// completion, [`run`](Self::run) returns [`RunError::Uncommitted`].
     pub fn transactional(adapter: impl TransactionAdapter) -> Deduplicator<Transactional> {
         Deduplicator::under(adapter).lease(TRANSACTIONAL_LEASE)
     }
@@ -135,7 +137,8 @@ impl<L: Ledger> Deduplicator<L> {
         }
     }
 
-    /// Sets how long a key is remembered, as [`DedupLayer::retention`](crate::DedupLayer::retention).
+    /// Sets how long a key is remembered, as
+    /// [`DedupLayer::retention`](crate::DedupLayer::retention).
     ///
     /// Zero and more than 1,000 years are invalid.
     pub fn retention(mut self, retention: Duration) -> Self {
@@ -143,7 +146,8 @@ impl<L: Ledger> Deduplicator<L> {
         self
     }
 
-    /// Sets how long a claim holds unless it is renewed, as [`DedupLayer::lease`](crate::DedupLayer::lease).
+    /// Sets how long a claim holds unless it is renewed, as
+    /// [`DedupLayer::lease`](crate::DedupLayer::lease).
     ///
     /// A lease below 100 ms is invalid.
     pub fn lease(mut self, lease: Duration) -> Self {
@@ -160,8 +164,8 @@ impl<L: Ledger> Deduplicator<L> {
     }
 
     /// Sets how long a handler may run, as
-    /// [`DedupLayer::handler_timeout`](crate::DedupLayer::handler_timeout). Past that, [`run`](Self::run)
-    /// returns [`RunError::TimedOut`].
+    /// [`DedupLayer::handler_timeout`](crate::DedupLayer::handler_timeout). Past that,
+    /// [`run`](Self::run) returns [`RunError::TimedOut`].
     ///
     /// Zero is invalid.
     pub fn handler_timeout(mut self, bound: Duration) -> Self {
@@ -169,9 +173,10 @@ impl<L: Ledger> Deduplicator<L> {
         self
     }
 
-    /// Sets how long [`run`](Self::run) waits for an event in flight, a day at most. It asks the store
-    /// after 2 to 4 ms first, then 1.5 times later each time, and every 250 to 500 ms at last, and at once when a run
-    /// of the event ends in this deduplicator or in a clone. At most 8 runs wait for one key: for more, it is in flight.
+    /// Sets how long [`run`](Self::run) waits for an event in flight, at most a day. It polls the
+    /// store after 2 to 4 ms, then at intervals that grow by the factor 1.5 to between 250 and 500
+    /// ms. It also polls at once when a run of the event ends in this deduplicator or in a clone.
+    /// At most 8 runs wait for one key; for any further run, the key is in flight.
     pub fn wait(mut self, bound: Duration) -> Self {
         self.settings.wait = bound;
         self
@@ -181,7 +186,8 @@ impl<L: Ledger> Deduplicator<L> {
     ///
     /// # Errors
     ///
-    /// [`ConfigError`] for the first setting with an invalid value, and for an adapter that lacks an ability.
+    /// [`ConfigError`] for the first setting with an invalid value, and for an adapter that lacks
+    /// an ability.
     pub fn checked(self) -> Result<Self, ConfigError> {
         self.check()?;
         Ok(self)
@@ -200,8 +206,9 @@ impl<L: Ledger> Deduplicator<L> {
         self.ledger.pending_writes().len()
     }
 
-    /// Waits until no completion and no release continues in the background. Await it before the runtime ends, which
-    /// takes them along: see [`DedupHandle::drain`](crate::DedupHandle::drain).
+    /// Waits until no completion and no release continues in the background. Await it before the
+    /// runtime ends, because they end with the runtime: see
+    /// [`DedupHandle::drain`](crate::DedupHandle::drain).
     pub async fn drain(&self) {
         self.ledger.pending_writes().wait().await;
     }
@@ -214,13 +221,14 @@ impl<L: Ledger> Deduplicator<L> {
     ///
     /// # Errors
     ///
-    /// - [`RunError::Handler`] if the handler failed, [`RunError::TimedOut`] if it took too long: the
-    ///   key is released for the next attempt.
-    /// - [`RunError::Uncommitted`] if the handler succeeded and owes a commit, as after
+    /// - [`RunError::Handler`] if the handler failed, [`RunError::TimedOut`] if it took too long:
+    ///   the key is released for the next attempt.
+    /// - [`RunError::Uncommitted`] if the handler succeeded without a commit that it owes, as after
     ///   [`Delivery::begin`]: the key is released.
     /// - [`RunError::Store`] if the store did not reply. Its kind is [`StoreErrorKind::Config`] if
-    ///   [`checked`](Self::checked) returns an error, and [`StoreErrorKind::Unsupported`] if the event has a payload
-    ///   and the adapter has no [`stored_data`](crate::adapter::contract::Abilities::stored_data).
+    ///   [`checked`](Self::checked) returns an error, and [`StoreErrorKind::Unsupported`] if the
+    ///   event has a payload and the adapter has no
+    ///   [`stored_data`](crate::adapter::contract::Abilities::stored_data).
     ///
     /// After any of them, do not acknowledge the message.
     ///
@@ -377,8 +385,8 @@ pub enum RunOutcome<T> {
     First(T),
     /// The event was handled before: acknowledge the message.
     Duplicate(Seen),
-    /// The event was handled before, with another payload. The handler did not run, and would not run if the
-    /// message came again: park the message.
+    /// The event was handled before, with another payload. The handler did not run, and would not
+    /// run if the message came again: park the message.
     Mismatch(Seen),
     /// Another handler runs the event and may fail: let the queue deliver the message again later.
     InFlight,
@@ -386,7 +394,8 @@ pub enum RunOutcome<T> {
 
 /// Why an event was not handled.
 ///
-/// It implements [`Error`](std::error::Error) only if `E` does, which [`BoxError`](crate::BoxError) does not.
+/// It implements [`Error`](std::error::Error) only if `E` does, which [`BoxError`](crate::BoxError)
+/// does not.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum RunError<E> {

@@ -106,8 +106,8 @@ pub(crate) struct RetryAfterOfLayer;
 
 /// How a layer judges a delivery.
 ///
-/// Under [`Mode::Enforce`](crate::Mode::Enforce) the verdict decides whether the handler runs. Under
-/// [`Mode::Shadow`](crate::Mode::Shadow) the handler runs under every verdict.
+/// Under [`Mode::Enforce`](crate::Mode::Enforce) the verdict decides whether the handler runs.
+/// Under [`Mode::Shadow`](crate::Mode::Shadow) the handler runs under every verdict.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Verdict {
@@ -220,12 +220,14 @@ impl Delivery {
         self.key().id()
     }
 
-    /// Returns the type of the event as the sender names it, such as `invoice.paid`; in a multi-event
-    /// delivery, the type of the first event to run. `None` if the [preset](crate::provider) does not know
-    /// where the type stands, or the sender's value is no name of 1 to 100 bytes.
+    /// Returns the type of the event as the sender names it, such as `invoice.paid`; in a
+    /// multi-event delivery, the type of the first event to run. `None` if the
+    /// [preset](crate::provider) does not know where the type stands, or the sender's value is no
+    /// name of 1 to 100 bytes.
     ///
-    /// A type that is read from a header is not signed ([table](crate::guide::providers)). Decide by the verified body: a
-    /// 2xx completes the key, and an event that was ignored under a forged type is lost.
+    /// A type that is read from a header is not signed ([table](crate::guide::providers)). Decide
+    /// by the verified body: a 2xx completes the key, and an event that was ignored under a forged
+    /// type is lost.
     #[must_use]
     pub fn event_type(&self) -> Option<&str> {
         self.0.events[0].event_type()
@@ -234,9 +236,9 @@ impl Delivery {
     /// Returns the keys of the events to run, in the order of the request. Events of a multi-event
     /// delivery that are complete or in flight are not among them.
     ///
-    /// Under [`Mode::Shadow`](crate::Mode::Shadow) and [`Mode::Off`](crate::Mode::Off), they are the
-    /// keys of all events of the request. A request without a valid key has the SHA-256 of its body as
-    /// its key.
+    /// Under [`Mode::Shadow`](crate::Mode::Shadow) and [`Mode::Off`](crate::Mode::Off), they are
+    /// the keys of all events of the request. A request without a valid key has the SHA-256 of its
+    /// body as its key.
     pub fn keys(&self) -> impl Iterator<Item = &DedupKey> {
         self.0.events.iter().map(Event::key)
     }
@@ -254,9 +256,9 @@ impl Delivery {
 
     /// Returns how the layer judged the delivery.
     ///
-    /// If the layer enforces its verdict, this is [`Verdict::First`], or [`Verdict::Unavailable`] for a
-    /// delivery that runs [although the store did not reply](crate::OnUnavailable::FailOpen), because no
-    /// other delivery reaches the handler.
+    /// If the layer enforces its verdict, this is [`Verdict::First`], or [`Verdict::Unavailable`]
+    /// for a delivery that runs [although the store did not reply](crate::OnUnavailable::FailOpen),
+    /// because no other delivery reaches the handler.
     #[must_use]
     pub fn verdict(&self) -> Verdict {
         match &self.0.unenforced {
@@ -266,8 +268,8 @@ impl Delivery {
         }
     }
 
-    /// Returns `true` if a layer that enforces its verdict runs this event, or a layer in shadow holds
-    /// its claim.
+    /// Returns `true` if a layer that enforces its verdict runs this event, or a layer in shadow
+    /// holds its claim.
     pub(crate) fn holds(&self, key: &DedupKey) -> bool {
         match &self.0.unenforced {
             Some(unenforced) => {
@@ -316,20 +318,20 @@ impl Delivery {
         self.0.attempt
     }
 
-    /// Returns `true` if the attempt before this one lost its lease: its process died, hung, or did not
-    /// reach the store. The earlier handler may have half-run, or may still be running.
+    /// Returns `true` if the attempt before this one lost its lease: its process died, hung, or did
+    /// not reach the store. The earlier handler may have half-run, or may still be running.
     ///
-    /// An attempt that fails releases the key, so the attempt after it is no takeover, even if the failed
-    /// attempt was one. A handler that must know whether any earlier attempt may have had an effect asks
-    /// whether [`attempt`](Self::attempt) is higher than 1, or the run is
+    /// An attempt that fails releases the key, so the attempt after it is no takeover, even if the
+    /// failed attempt was one. A handler that must know whether any earlier attempt may have had an
+    /// effect asks whether [`attempt`](Self::attempt) is higher than 1, or the run is
     /// [unprotected](Self::is_unprotected): the store has not counted an unprotected run.
     #[must_use]
     pub fn is_takeover(&self) -> bool {
         self.0.takeover
     }
 
-    /// Returns `true` if no claim protects the delivery, so that it may be a duplicate: the store did
-    /// not reply, the layer is [off](crate::Mode::Off), or the layer is in
+    /// Returns `true` if no claim protects the delivery, so that it may be a duplicate: the store
+    /// did not reply, the layer is [off](crate::Mode::Off), or the layer is in
     /// [shadow](crate::Mode::Shadow) and the verdict is not [`Verdict::First`].
     #[must_use]
     pub fn is_unprotected(&self) -> bool {
@@ -375,8 +377,8 @@ impl Delivery {
     }
 }
 
-/// Returns the name that all deliveries of an event share: its alias if it has one, else its key. A digest of
-/// the body is no such name: a sender may put a counter of attempts into the body.
+/// Returns the name that all deliveries of an event share: its alias if it has one, else its key. A
+/// digest of the body is no such name: a sender may put a counter of attempts into the body.
 fn shared_name(event: &Event) -> &DedupKey {
     event.alias().unwrap_or_else(|| event.key())
 }

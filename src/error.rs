@@ -1,5 +1,5 @@
-//! The error types: [`StoreError`] of a store, [`KeyError`] of a request, and [`ConfigError`] of the code
-//! that builds a layer or an adapter.
+//! The error types: [`StoreError`] of a store, [`KeyError`] of a request, and [`ConfigError`] of
+//! the code that builds a layer or an adapter.
 //!
 //! 1. None of them is a service error, because the layer turns them into responses.
 //! 2. `Display` gives this crate's part only. The cause is in
@@ -15,7 +15,8 @@ pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// The error of a store call: a kind, the operation, and the cause.
 ///
-/// `Display` gives the operation, a colon and the fact. Clones share the cause: the calls of a batch have one.
+/// `Display` gives the operation, a colon and the fact. Clones share the cause: the calls of a
+/// batch have one.
 ///
 /// # Example
 ///
@@ -49,8 +50,8 @@ pub enum StoreErrorKind {
     Full,
     /// Too many calls are queued, so that this call was not sent. Nothing was stored.
     Overloaded,
-    /// The store returned data that this version cannot read. It has executed the call, so it claims no
-    /// further key for this call later. Which keys it claimed is unknown.
+    /// The store returned data that this version cannot read. It has executed the call, so it
+    /// claims no further key for this call later. Which keys it claimed is unknown.
     Corrupt,
     /// The adapter does not support the call. Nothing was stored.
     Unsupported,
@@ -92,8 +93,8 @@ impl StoreError {
         self
     }
 
-    /// Returns `true` if the store may have executed the call in spite of the error. A ledger releases the key after such
-    /// an error of a claim, and repeats a completion or a release.
+    /// Returns `true` if the store may have executed the call in spite of the error. A ledger
+    /// releases the key after such an error of a claim, and repeats a completion or a release.
     #[must_use]
     pub fn is_unknown(&self) -> bool {
         !matches!(
@@ -108,8 +109,8 @@ impl StoreError {
 
     /// Marks the outcome as unknown, because the operation may be executed in part.
     ///
-    /// [`StoreErrorKind::Corrupt`] stays: which keys were claimed is unknown already, and a layer must not fail
-    /// open after it.
+    /// [`StoreErrorKind::Corrupt`] stays: which keys were claimed is unknown already, and a layer
+    /// must not fail open after it.
     #[cfg(any(feature = "postgres", feature = "sqlite"))]
     #[must_use]
     pub(crate) fn with_unknown_outcome(mut self) -> Self {
@@ -199,7 +200,8 @@ pub enum KeyErrorKind {
     InvalidNamespace,
     /// The application's own extractor refused the request.
     Rejected,
-    /// A closure of the application panicked: the layer answers 503, because the fault is not the sender's.
+    /// A closure of the application panicked: the layer answers 503, because the fault is not the
+    /// sender's.
     Panicked,
 }
 
@@ -254,7 +256,8 @@ impl std::error::Error for KeyError {}
 
 /// An invalid setting, found while a layer or an adapter is built.
 ///
-/// Its text names the setting and its value, or the fault, and holds no URL of a store, which may hold a password.
+/// Its text names the setting and its value, or the fault, and holds no URL of a store, which may
+/// hold a password.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConfigError(Cow<'static, str>);
 
@@ -279,7 +282,8 @@ impl ConfigError {
         Self::new("the store URL cannot be parsed")
     }
 
-    /// Returns the error of a URL scheme that no adapter has. Of a URL without a scheme, this may be the password.
+    /// Returns the error of a URL scheme that no adapter has. Of a URL without a scheme, this may
+    /// be the password.
     pub(crate) fn unknown_scheme(scheme: &str) -> Self {
         let is_part = |byte: u8| byte.is_ascii_alphanumeric() || b"+-.".contains(&byte);
         if !scheme.bytes().all(is_part) {

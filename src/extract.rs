@@ -1,4 +1,5 @@
-//! [`Delivery`] as an axum extractor, [`CommitError`] and [`Disposition`] as responses, on `axum-core`.
+//! [`Delivery`] as an axum extractor, [`CommitError`] and [`Disposition`] as responses, on
+//! `axum-core`.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -69,8 +70,8 @@ impl IntoResponse for DeliveryRejection {
     }
 }
 
-/// 503 with `Retry-After` if the error is [transient](CommitError::is_transient), else 500. The body is empty, and the
-/// cause is logged.
+/// 503 with `Retry-After` if the error is [transient](CommitError::is_transient), else 500. The
+/// body is empty, and the cause is logged.
 ///
 /// `Retry-After` is 30 s; inside a [`DedupLayer`](crate::DedupLayer) it is
 /// [`retry_after_unavailable`](crate::DedupLayer::retry_after_unavailable).
@@ -111,8 +112,9 @@ impl IntoResponseParts for Disposition {
     }
 }
 
-/// An empty response: 200 for [`Complete`](Disposition::Complete), 503 for [`Release`](Disposition::Release), because
-/// after a 2xx the sender does not deliver again. A status before it in a tuple replaces its own.
+/// An empty response: 200 for [`Complete`](Disposition::Complete), 503 for
+/// [`Release`](Disposition::Release), because after a 2xx the sender does not deliver again. A
+/// status before it in a tuple replaces its own.
 ///
 /// ```
 /// use axum::http::StatusCode;

@@ -1,4 +1,5 @@
-//! Layers for the header `Idempotency-Key`: the settings and the answers that an API's clients expect.
+//! Layers for the header `Idempotency-Key`: the settings and the answers that an API's clients
+//! expect.
 
 use std::time::Duration;
 
@@ -21,8 +22,8 @@ const REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
 impl DedupLayer {
     /// Deduplicates the requests of an API by their header `Idempotency-Key`, under a lease.
     ///
-    /// `scope` reads the client: the principal or the tenant that the authentication, a layer outside
-    /// this one, has found. It is a part of every key, in plain text, and must not be a
+    /// `scope` reads the client: the principal or the tenant that a layer outside this one has
+    /// authenticated. The scope is a part of every key, in plain text, and must not be a
     /// [credential](crate::guide::idempotency#the-key). A request with a key and without a scope is
     /// answered 500 with the log record `unscoped`.
     ///
@@ -45,20 +46,21 @@ impl DedupLayer {
     ///
     /// [The guide](crate::guide::idempotency) has the reasons, and an example.
     ///
-    /// Invalid for an adapter without [`leases`](crate::adapter::contract::Abilities::leases) or without
-    /// [`stored_data`](crate::adapter::contract::Abilities::stored_data).
+    /// Invalid for an adapter without [`leases`](crate::adapter::contract::Abilities::leases) or
+    /// without [`stored_data`](crate::adapter::contract::Abilities::stored_data).
     pub fn idempotency_key(scope: KeyPart, adapter: impl DedupAdapter) -> Self {
         Self::new(KeyExtractor::idempotency_key(scope), adapter)
             .for_api_clients()
             .success_when(|response| is_final(response.status))
     }
 
-    /// Does the same as [`idempotency_key`](Self::idempotency_key), in the handler's own transaction,
-    /// as [`transactional`](Self::transactional).
+    /// Does the same as [`idempotency_key`](Self::idempotency_key), in the handler's own
+    /// transaction, as [`transactional`](Self::transactional).
     ///
-    /// A response that the handler sets by [`Delivery::set_response`](crate::Delivery::set_response) commits with the
-    /// key. After any status but a 2xx no response is stored, and the same request runs again, unless the handler has
-    /// committed.
+    /// A response that the handler sets by
+    /// [`Delivery::set_response`](crate::Delivery::set_response) commits with the key. After any
+    /// status but a 2xx no response is stored, and the same request runs again, unless the handler
+    /// has committed.
     pub fn transactional_idempotency_key(
         scope: KeyPart,
         adapter: impl TransactionAdapter,
@@ -82,9 +84,10 @@ impl<L: CanReplay> DedupLayer<L> {
     }
 }
 
-/// Returns `false` for a status after which a client repeats the same request with the same key: the server failed, or
-/// the request comes too early, too often, without valid credentials (also for a proxy), on a wrong connection, or
-/// meets a lock. A status below 200 is no response to the request (RFC 9110, section 15.2).
+/// Returns `false` for a status after which a client repeats the same request with the same key:
+/// the server failed, or the request comes too early, too often, without valid credentials (also
+/// for a proxy), on a wrong connection, or meets a lock. A status below 200 is no response to the
+/// request (RFC 9110, section 15.2).
 fn is_final(status: StatusCode) -> bool {
     !matches!(status.as_u16(), ..200 | 401 | 407..=409 | 421 | 423 | 425 | 429 | 500..)
 }

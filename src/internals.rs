@@ -1,4 +1,5 @@
-//! For the command and the tests of this repository. Not a part of the API: every version may change it.
+//! For the command and the tests of this repository. Not a part of the API: every version may
+//! change it.
 
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 use std::sync::Arc;
@@ -40,8 +41,8 @@ pub fn sqlite_table(options: &SqliteOptions) -> &str {
     &options.sql.table
 }
 
-/// Sends a command without a key, such as `INFO`, to every primary, all at once. Returns the address
-/// (`host:port`) and the reply of each.
+/// Sends a command without a key, such as `INFO`, to every primary, all at once. Returns the
+/// address (`host:port`) and the reply of each.
 ///
 /// # Errors
 ///
@@ -82,7 +83,8 @@ pub fn stored_response(
     StoredResponse::from_stored(status, headers, body)
 }
 
-/// Returns the options with smaller bounds of the queue: how many calls a batch takes, and how many wait.
+/// Returns the options with smaller bounds of the queue: how many calls a batch takes, and how many
+/// wait.
 #[cfg(feature = "postgres")]
 pub fn with_postgres_bounds(
     mut options: PostgresOptions,
@@ -94,7 +96,8 @@ pub fn with_postgres_bounds(
     options
 }
 
-/// Returns the options with smaller bounds of the queue: how many calls a batch takes, and how many wait.
+/// Returns the options with smaller bounds of the queue: how many calls a batch takes, and how many
+/// wait.
 #[cfg(feature = "sqlite")]
 pub fn with_sqlite_bounds(
     mut options: SqliteOptions,

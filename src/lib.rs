@@ -62,7 +62,7 @@ pub use key::extractor::KeyExtractor;
 pub use key::id::{DedupKey, LogIds};
 pub use layer::{
     Dedup, DedupHandle, DedupLayer, DedupSettings, DeliveryEnd, Disposition, Mode, OnInFlight,
-    OnMismatch, OnMissingKey, OnUnavailable, ResponseBody, ResponseFuture, Verified,
+    OnMismatch, OnMissingKey, OnUnavailable, ReportEnd, ResponseBody, ResponseFuture, Verified,
 };
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub use ledger::completion::DedupTx;
@@ -71,16 +71,16 @@ pub use observe::endings::DedupAnswer;
 pub use replay::Replay;
 /// The crate sqlx, in the version whose pools, connections and databases this crate takes.
 ///
-/// Use this name, as the examples of [`transactions`](guide::transactions) do, or depend on the same version, as for its
-/// macros. Under another version of sqlx, a pool is a type that this crate does not know, and the compiler reports
-/// "mismatched types".
+/// Use this name, as the examples of [`transactions`](guide::transactions) do, or depend on the
+/// same version, as for its macros. Under another version of sqlx, a pool is a type that this crate
+/// does not know, and the compiler reports "mismatched types".
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub use sqlx;
 
 /// The crate redis, in the version whose clients this crate takes.
 ///
-/// Use this name, or depend on the same version. Under another version of redis, a client is a type that
-/// this crate does not know, and the compiler reports "mismatched types".
+/// Use this name, or depend on the same version. Under another version of redis, a client is a type
+/// that this crate does not know, and the compiler reports "mismatched types".
 ///
 /// ```no_run
 /// # async fn example() -> Result<(), tower_dedup::BoxError> {

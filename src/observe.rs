@@ -1,7 +1,7 @@
 //! Log records, metrics and spans: one `tracing` event for every delivery, and counters.
 //!
-//! A run of a [`Deduplicator`](crate::Deduplicator) is a delivery too: it has the same records, metrics
-//! and spans. Its namespace is that of its key.
+//! A run of a [`Deduplicator`](crate::Deduplicator) has the same records, metrics and spans as a
+//! delivery. Its namespace is the namespace of its key.
 //!
 //! # Log records
 //!
@@ -14,31 +14,32 @@
 //! | `namespace`, `id` | the first key; `namespace` is its whole namespace, with the value that [`namespace_by`](crate::KeyExtractor::namespace_by) adds; `id` is the id itself, or the first 16 hex digits of its SHA-256 ([`LogIds`](crate::LogIds)). Control characters and direction marks are escaped |
 //! | `event_type` | the type of the first event, as the sender names it |
 //! | `keys` | the number of keys in the delivery: one of each event, without second identities |
-//! | `attempt`, `takeover` | of a run: see [`Delivery`](crate::Delivery) |
-//! | `age_ms` | of a duplicate: the time since the event was first seen |
-//! | `mode`, `verdict` | in [shadow](crate::Mode::Shadow): `shadow`, and the [verdict](crate::Verdict); `outcome` says how the handler ended. The level is warn at least if the verdict is `no_key`, `unavailable`, `overloaded` or `unverified` |
+//! | `attempt`, `takeover` | if the handler ran: see [`Delivery`](crate::Delivery) |
+//! | `age_ms` | for a duplicate, the time since the event was first seen |
+//! | `mode`, `verdict` | in [shadow](crate::Mode::Shadow): `shadow`, and the [verdict](crate::Verdict); `outcome` says how the handler ended. The level is at least warn if the verdict is `no_key`, `unavailable`, `overloaded` or `unverified` |
 //! | `payload` | in shadow: the first 16 hex digits of the SHA-256 of the body, or of the part that [`compare_payload`](crate::DedupLayer::compare_payload) names |
 //! | `status` | the status of the response; a run of a `Deduplicator` has none |
 //! | `duration_ms` | the time from the head of the request to the head of the response, or of the run |
-//! | `error` | the internal error, which the client never sees; of `overloaded` the numbers of deliveries |
-//! | `fix` | of `unverified`, `unscoped`, `overloaded` and `uncommitted`: what to change |
+//! | `error` | the internal error, which the client never sees; for `overloaded`, how many deliveries run and wait |
+//! | `fix` | for `unverified`, `unscoped`, `overloaded` and `uncommitted`, what to change |
 //!
 //! | `outcome` | level | meaning |
 //! |---|---|---|
 #![doc = endings::outcome_rows!()]
 //!
-//! Other records, with the same target. A record about one event has `namespace` and `id` too:
+//! Other records, with the same target. A record about one event also has `namespace` and `id`:
 //!
 //! | message | level | remarks |
 //! |---|---|---|
 #![doc = records::record_rows!()]
 //!
-//! An inbox has [records and metrics of its own](https://docs.rs/tower-dedup-inbox), with the target `tower_dedup_inbox`.
+//! An inbox has [records and metrics of its own](https://docs.rs/tower-dedup-inbox), with the
+//! target `tower_dedup_inbox`.
 //!
 //! Filter the whole subscriber, not each of its layers. With a filter for each layer
-//! (`Layer::with_filter`), a record can be lost after sqlx has asked whether its own record is wanted, for
-//! example when the Postgres server stops. The cause is
-//! [a defect of tracing-subscriber](https://github.com/tokio-rs/tracing/issues/2519).
+//! (`Layer::with_filter`), a record can be lost after sqlx has asked whether its own record is
+//! wanted, for example when the Postgres server stops. The cause is [a defect of
+//! tracing-subscriber](https://github.com/tokio-rs/tracing/issues/2519).
 //!
 //! # Metrics
 //!
@@ -47,16 +48,17 @@
 #![doc = include_str!("observe/metrics.md")]
 //!
 //! `namespace` is the layer's namespace, without the value of
-//! [`namespace_by`](crate::KeyExtractor::namespace_by) and whatever namespace a closure gives its keys: a layer has one
-//! series for all its tenants. Of a [`Deduplicator`](crate::Deduplicator) it is the namespace of the key. After its
-//! first 1,000 namespaces, the deduplicator counts all others as `other`. Log records and spans have the whole
+//! [`namespace_by`](crate::KeyExtractor::namespace_by), and also if a closure gives its keys
+//! another namespace. So a layer has one series for all its tenants. For a
+//! [`Deduplicator`](crate::Deduplicator), it is the namespace of the key. After its first 1,000
+//! namespaces, the deduplicator counts all others as `other`. Log records and spans have the whole
 //! namespace.
 //!
-//! A gauge counts a delivery or a call exactly once, and until its future ends or is dropped.
+//! A gauge counts a delivery or a call exactly once, until its future ends or is dropped.
 //!
 //! [`describe_metrics`] gives each metric its unit and its text. [`metrics_buckets`] returns the
-//! recommended buckets. Without buckets, the exporter for Prometheus makes summaries, which cannot be
-//! added up over processes. The setup, with
+//! recommended buckets. Without buckets, the exporter for Prometheus makes summaries, which cannot
+//! be added up over processes. This is the setup, with
 //! [metrics-exporter-prometheus](https://docs.rs/metrics-exporter-prometheus) in your `Cargo.toml`:
 //!
 //! ```
@@ -81,22 +83,22 @@
 //!
 //! # Spans
 //!
-//! The target is `tower_dedup`. A span that no subscriber wants costs one atomic load. Without a subscriber,
-//! spans are not sent to the `log` crate.
+//! The target is `tower_dedup`. A span that no subscriber wants costs one atomic load. Without a
+//! subscriber, spans are not sent to the `log` crate.
 //!
 //! | span | level | fields | around |
 //! |---|---|---|---|
-//! | `delivery` | info | `namespace`, `id`, `outcome`, `attempt`, `mode`, `verdict` | a delivery, from its keys to its end: waiting, store calls and the handler. It goes along into the task of the delivery. Records of the handler are inside it; the record `delivery` has the fields itself and is in the span around it |
+//! | `delivery` | info | `namespace`, `id`, `outcome`, `attempt`, `mode`, `verdict` | a delivery, from its keys to its end: waiting, store calls and the handler. The span follows the delivery into its task. Records of the handler are inside it. The record `delivery` has these fields itself, and is in the span around this one |
 //! | `store` | debug | `operation`, `result` | one call to the store, with its wait in the queue |
 //!
-//! A request that is refused before its keys are known, or that an outer layer runs, has no span `delivery`.
-//! `outcome` and `attempt` are set at the end. A background write has a span `store` outside of any
-//! `delivery`.
+//! A request that is refused before its keys are known, or that an outer layer runs, has no span
+//! `delivery`. `outcome` and `attempt` are set at the end. A background write has a span `store`
+//! outside of any `delivery`.
 //!
-//! [tracing-opentelemetry](https://docs.rs/tracing-opentelemetry) exports these spans, with their names
-//! and fields unchanged, as in the example `otel`. To rename them in a collector, use this table. Its names
-//! are those of the OpenTelemetry semantic conventions, in which the conventions for databases are stable
-//! and those for messaging are in development.
+//! [tracing-opentelemetry](https://docs.rs/tracing-opentelemetry) exports these spans, with their
+//! names and fields unchanged, as in the example `otel`. To rename them in a collector, use this
+//! table. Its names come from the OpenTelemetry semantic conventions. The conventions for databases
+//! are stable, and those for messaging are in development.
 //!
 //! | here | OpenTelemetry | remarks |
 //! |---|---|---|

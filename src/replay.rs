@@ -11,7 +11,8 @@ pub(crate) const TOO_LONG: &str = "its body is too long";
 
 /// Which part of a handler's response is stored with its event and replayed to duplicates.
 ///
-/// The status always is. By default so are the header `content-type` and a body of up to 64 KiB.
+/// The status is always stored. By default, so are the header `content-type` and a body of up to 64
+/// KiB.
 ///
 /// # Example
 ///
@@ -58,16 +59,17 @@ impl Replay {
 
     /// Stores these headers instead of `content-type`.
     ///
-    /// `set-cookie` is invalid, and so are headers that belong to one client, one connection or one moment:
-    /// `content-encoding`, `connection`, `content-length`, `date`, `transfer-encoding` and similar ones. A response with a
-    /// `content-encoding` is not stored.
+    /// `set-cookie` is invalid, and so are headers that belong to one client, one connection or one
+    /// moment: `content-encoding`, `connection`, `content-length`, `date`, `transfer-encoding` and
+    /// similar ones. A response with a `content-encoding` is not stored.
     #[must_use]
     pub fn headers(mut self, headers: impl IntoIterator<Item = HeaderName>) -> Self {
         self.headers = headers.into_iter().collect();
         self
     }
 
-    /// Stores every header that begins with `content-`, too, but for `content-length` and `content-encoding`.
+    /// Stores every header that begins with `content-`, too, but for `content-length` and
+    /// `content-encoding`.
     pub(crate) const fn describing_content(mut self) -> Self {
         self.describes_content = true;
         self
@@ -118,8 +120,9 @@ impl Replay {
     }
 }
 
-/// Returns `true` for a response whose body is a stream: it may not end, and its client reads it as it comes.
-/// `x-accel-buffering: no` is what nginx and others take as the sign not to buffer a response.
+/// Returns `true` for a response whose body is a stream: it may not end, and its client reads it as
+/// it comes. `x-accel-buffering: no` is what nginx and others take as the sign not to buffer a
+/// response.
 pub(crate) fn is_stream(headers: &HeaderMap) -> bool {
     let value = |name: &str| headers.get(name).map_or(&b""[..], HeaderValue::as_bytes);
     let kind = value("content-type").split(|byte| *byte == b';').next().unwrap_or_default();

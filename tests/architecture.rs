@@ -5,7 +5,7 @@
 //! 2. A module uses modules of lower levels only, in its own folder and in others. A folder counts as
 //!    one module for everything outside it.
 //! 3. No files import each other in a circle, in whatever folder they are. The same holds in `cli/src`,
-//!    `conformance/src`, `inbox/src` and `judge/src`.
+//!    `conformance/src`, `inbox/src`, `judge/src` and `soak`.
 //! 4. Inside the crate, a path names the module of an item (`crate::key::DedupKey`). The name that
 //!    `lib` exports (`crate::DedupKey`) belongs to the highest level, so no module may use it.
 //! 5. A glob import of our own modules hides what is used, so it fails the test.
@@ -14,6 +14,8 @@
 //!    `inbox` and `judge`.
 //! 8. `tests/README.md` names each file of `tests`, and no other.
 //! 9. The name of a type, a trait or an alias stands once in `src`. Associated types are left out.
+//! 10. A comment has at most 100 columns, in `src` and `inbox/src`. A row of a table and a line with a
+//!     URL may be longer.
 //!
 //! Rules 1 to 6 and 9 apply to the library as it ships: tests and comments are left out. The command in `cli` and the
 //! suite in `conformance` are packages of their own: the compiler lets them use the public API only.
@@ -45,7 +47,10 @@ const LEVELS: &[(&str, &str)] = &[
         "call times < contract held < background completion renewal < arrival < hold < resolve \
          < claim < begin",
     ),
-    ("verify", "error < public_url < received < key < adyen data twilio < verifier < layer sign"),
+    (
+        "verify",
+        "error < public_url < received < key < adyen data twilio < verifier < echo layer sign",
+    ),
     (
         "layer",
         "end mode < policy body gate paths < config < answer handle < builder stored < request settings < delivery \
@@ -62,6 +67,8 @@ const FOREIGN: &[(&str, &[&str])] = &[
 
 const MAX_LINES: usize = 800;
 
+const MAX_COLUMNS: usize = 100;
+
 #[test]
 fn modules_have_levels_use_lower_ones_only_and_import_each_other_in_no_circle() {
     let sources = Crate::read();
@@ -77,7 +84,7 @@ fn modules_have_levels_use_lower_ones_only_and_import_each_other_in_no_circle() 
 
 #[test]
 fn files_of_the_other_packages_import_each_other_in_no_circle() {
-    for folder in ["cli/src", "conformance/src", "inbox/src", "judge/src"] {
+    for folder in ["cli/src", "conformance/src", "inbox/src", "judge/src", "soak"] {
         let files = Crate::read_in(folder, 10);
         assert_none(&files.circles(files.uses()));
     }
@@ -152,6 +159,28 @@ fn no_file_is_longer_than_800_lines() {
 }
 
 #[test]
+fn no_comment_is_wider_than_100_columns() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut files = Vec::new();
+    for folder in ["src", "inbox/src"] {
+        rust_files(&root.join(folder), &mut files);
+    }
+    let mut faults = Vec::new();
+    for file in files {
+        for (number, line) in fs::read_to_string(&file).unwrap().lines().enumerate() {
+            let Some(comment) = line.trim_start().strip_prefix("//") else { continue };
+            let text = comment.trim_start_matches(['/', '!']).trim();
+            let may_be_long = text.starts_with('|') || text.contains("https://");
+            if line.chars().count() > MAX_COLUMNS && !may_be_long {
+                let (path, number) = (file.strip_prefix(root).unwrap().display(), number + 1);
+                faults.push(format!("{path}:{number}: wrap the comment at {MAX_COLUMNS} columns"));
+            }
+        }
+    }
+    assert_none(&faults);
+}
+
+#[test]
 fn map_of_the_tests_names_each_file() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests");
     let mut files = Vec::new();
@@ -174,7 +203,7 @@ fn assert_none(faults: &[String]) {
     assert!(faults.is_empty(), "\n{}\n", faults.join("\n"));
 }
 
-/// A file of `src`, `cli/src` or `conformance/src`.
+/// A file of one of the folders of rule 3.
 struct Source {
     path: String,
     tokens: Vec<Token>,

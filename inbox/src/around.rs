@@ -1,21 +1,24 @@
 //! [`Around`]: the layer around a [`DedupLayer`], and the path of a delivery through it.
 //!
 //! 1. The request is verified, if the inbox does so, and buffered within the bounds of the layer.
-//! 2. A request that the layer would not deduplicate goes to the layer as it is.
-//! 3. From then on the delivery has a task of its own, which no client can drop. It is stored, and goes to the layer.
-//! 4. [`decide`] says what becomes of the row. Where the sender is told *stored*, the row says so before the answer leaves.
+//! 2. A request that the layer would not deduplicate goes to the layer unchanged.
+//! 3. From here on, the delivery has a task of its own, which no client can drop. It is stored, and
+//!    goes to the layer.
+//! 4. [`decide`] decides what happens to the row. If the answer is *stored*, the row records that
+//!    before the answer leaves.
 //!
 //! # What happens if a future is dropped?
 //!
-//! - *The caller's future*: before step 3 nothing is stored; later the delivery goes on.
-//! - *The task*, because the runtime ends: the row's turn lapses, and any process of the service takes it.
+//! - *The caller's future*: before step 3, nothing is stored; after that, the delivery continues.
+//! - *The task*, because the runtime ends: the row's turn lapses, and any process of the service
+//!   takes it.
 
 use std::any::Any;
 use std::fmt;
 use std::future::{Future, Pending, pending};
 use std::marker::PhantomData;
 use std::mem;
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::panic::{AssertUnwindSafe, resume_unwind};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -29,12 +32,13 @@ use http_body_util::{BodyExt, Full, Limited};
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 use tower_dedup::adapter::contract::Token;
-use tower_dedup::key::{Extracted, Keys, RequestRef};
+use tower_dedup::key::RequestRef;
 use tower_dedup::ledger::{Lease, Ledger, Transactional};
 #[cfg(feature = "verify")]
 use tower_dedup::verify::VerifyLayer;
 use tower_dedup::{
-    BoxError, Dedup, DedupHandle, DedupLayer, Mode, OnUnavailable, ResponseBody, Verified,
+    BoxError, Dedup, DedupHandle, DedupLayer, Mode, OnUnavailable, ReportEnd, ResponseBody,
+    Verified,
 };
 use tower_layer::Layer;
 use tower_service::Service;
@@ -83,9 +87,10 @@ const OUTSIDE: &str = "outside";
 
 /// An inbox around a [`DedupLayer`]: made by [`Inbox::around`](crate::Inbox::around).
 ///
-/// A layer that is invalid panics when it wraps a service, as a [`DedupLayer`] does; [`checked`](Self::checked) reports it.
-/// Invalid are a layer that [replays](DedupLayer::replay) responses or is for the clients of an API, because a sender may be
-/// answered before there is a response, and one that [fails open](OnUnavailable::FailOpen).
+/// An invalid layer panics when it wraps a service, as a [`DedupLayer`] does;
+/// [`checked`](Self::checked) reports it. A layer is invalid if it [replays](DedupLayer::replay)
+/// responses or is for the clients of an API, because a sender may be answered before there is a
+/// response, or if it [fails open](OnUnavailable::FailOpen).
 #[must_use = "a layer does nothing until it wraps a service"]
 pub struct Around<L, B> {
     core: Arc<Core>,
@@ -123,19 +128,20 @@ impl<L: Releases, B> Around<L, B> {
         Self { core, dedup, verification: Verification::None }
     }
 
-    /// Verifies requests before they are stored. A redelivery of what has passed this verification is not verified again,
-    /// because its signature may be too old by then.
+    /// Verifies requests before they are stored. A request that has passed this verification is not
+    /// verified again when it is redelivered, because its signature may be too old by then.
     ///
-    /// Invalid without a [name](VerifyLayer::sender): two of them must not pass each other's rows. A verification is renamed
-    /// while the table has no row of it.
+    /// Invalid without a [name](VerifyLayer::sender), because two verifications must not accept
+    /// each other's rows. Rename a verification only while the table has no row of it.
     #[cfg(feature = "verify")]
     pub fn verified_by(self, verify: VerifyLayer) -> Self {
         Self { verification: Verification::By(verify), ..self }
     }
 
-    /// States that a layer outside of the inbox verifies requests, and that it lets requests through that have no valid
-    /// signature any more: a redelivery passes through `app` from the top. Without this, a request that arrives with
-    /// [`Verified`] is not stored, and an error is logged: the layers are in the wrong order.
+    /// States that a layer outside the inbox verifies requests, and that it also lets requests
+    /// through whose signature is no longer valid, because a redelivery passes through the whole
+    /// `app`. Without this call, a request that arrives with [`Verified`] is not stored, and an
+    /// error is logged: the layers are in the wrong order.
     pub fn verified_outside(self) -> Self {
         Self { verification: Verification::Outside, ..self }
     }
@@ -144,12 +150,15 @@ impl<L: Releases, B> Around<L, B> {
     ///
     /// # Errors
     ///
-    /// [`InboxError::Setting`] for what is invalid, of the inbox or of the layer.
+    /// [`InboxError::Setting`] for an invalid setting of the inbox or of the layer.
     pub fn checked(self) -> Result<Self, InboxError> {
         self.check()?;
+        let invalid = self.dedup.clone().checked();
+        invalid.map(drop).map_err(|error| InboxError::Setting(error.to_string()))?;
         Ok(self)
     }
 
+    /// Checks all but the settings of the [`DedupLayer`].
     fn check(&self) -> Result<(), InboxError> {
         let rule = |is_met: bool, text: &str| {
             if is_met { Ok(()) } else { Err(InboxError::Setting(text.to_owned())) }
@@ -169,8 +178,7 @@ impl<L: Releases, B> Around<L, B> {
             let invalid = verify.clone().checked();
             invalid.map(drop).map_err(|error| InboxError::Setting(error.to_string()))?;
         }
-        let invalid = self.dedup.clone().checked();
-        invalid.map(drop).map_err(|error| InboxError::Setting(error.to_string()))
+        Ok(())
     }
 }
 
@@ -352,6 +360,7 @@ where
     {
         let (mut head, body) = request.into_parts();
         let ticket = head.extensions.remove::<Ticket>();
+        head.extensions.insert(ReportEnd);
         let settings = self.parts.dedup.settings();
         let is_enforced = self.parts.handle.mode() == Mode::Enforce;
         if ticket.is_none() && !(is_enforced && settings.deduplicates(&head.method)) {
@@ -361,15 +370,14 @@ where
             Ok(body) => body,
             Err(fault) => return self.refuse(head, fault).await,
         };
-        let keys = self.keys(&head, &body);
+        let keys = settings.keys(&RequestRef::new(&head, &body));
         let namespace = settings.namespace().to_owned();
         // A verification that only reports lets requests through without this.
         let is_verified = head.extensions.get::<Verified>().is_some();
         let may_run = is_verified || !settings.requires_verified();
         if let Some(ticket) = ticket {
             let found = keys.as_ref().map(identities).unwrap_or_default();
-            let inbox = Arc::as_ptr(&self.parts.core) as usize;
-            let refused = if !ticket.is_of(inbox, &namespace, &found) {
+            let refused = if !ticket.is_of(self.parts.core.address(), &namespace, &found) {
                 Report::Misrouted("its layer has another namespace, or reads other keys")
             } else if !settings.deduplicates(&head.method) {
                 Report::Misrouted("its layer does not deduplicate the method")
@@ -408,19 +416,6 @@ where
         }
     }
 
-    /// Returns the keys of a request that its layer deduplicates.
-    fn keys(&self, head: &request::Parts, body: &Bytes) -> Option<Keys> {
-        let settings = self.parts.dedup.settings();
-        let request = RequestRef::new(head, body);
-        // A closure of the key may panic: the layer has an answer for that.
-        let read = catch_unwind(AssertUnwindSafe(|| settings.extractor().extract(&request)));
-        let Ok(Ok(Extracted::Keys(keys))) = read else { return None };
-        let identities = keys.events().iter().map(|event| {
-            1 + usize::from(event.alias().is_some() || event.content_identity().is_some())
-        });
-        (identities.sum::<usize>() <= settings.max_keys()).then_some(keys)
-    }
-
     /// Stores a delivery, runs it, and says what became of it.
     async fn deliver(
         mut self,
@@ -444,16 +439,16 @@ where
                 return;
             }
         };
-        let run = core.begin(at);
+        let run = core.ender.begin(at);
         let (mut reply, mut history) = (Some(reply), History::NEW);
         let mut call = pin!(call);
         let called = match timeout(core.settings.answer_within, call.as_mut()).await {
             Ok(called) => called,
             Err(_elapsed) => {
                 let told = Change { at, fate: Fate::Keep, answered: true, last: None };
-                if let Some(Changed::Done) = core.change(told, None).await {
-                    // Its own step alone: another delivery may have raised the version, too, because it
-                    // was told *stored*. The ledger has not been asked for it yet.
+                if let Some(Changed::Done) = core.ender.change(told, None).await {
+                    // Its own step alone: another delivery may have raised the version, too,
+                    // because it was told *stored*. The ledger has not been asked for it yet.
                     at.version += 1;
                     history.answered = true;
                     if let Some(reply) = reply.take() {
@@ -469,11 +464,11 @@ where
         observe::ended(&namespace, at.seq, fate, &last, false);
         let answered = is_stored && reply.is_some();
         let change = Change { at, fate, answered, last: Some(last) };
-        let Some(reply) = reply else { return core.change_later(change, run) };
+        let Some(reply) = reply else { return core.ender.change_later(change, run) };
         let answer = if !is_stored {
-            core.change_later(change, run);
+            core.ender.change_later(change, run);
             called
-        } else if matches!(core.change(change, Some(run)).await, Some(Changed::Done)) {
+        } else if matches!(core.ender.change(change, Some(run)).await, Some(Changed::Done)) {
             Ok(Ok(self.parts.stored()))
         } else {
             // Nobody can say that the row is there: the sender gets the failure.
@@ -504,7 +499,8 @@ where
         }
     }
 
-    /// Lets the layer refuse a body that was not read to its end, by its own answer, record and metric.
+    /// Lets the layer refuse a body that was not read to its end, by its own answer, record and
+    /// metric.
     async fn refuse(
         self,
         head: request::Parts,

@@ -9,11 +9,11 @@ use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 use tower_dedup::{DedupHandle, Mode};
 
-use crate::ender::{Ender, Run};
+use crate::ender::Ender;
 use crate::observe::{self, locked};
-use crate::row::{Change, NewRow, Place};
+use crate::row::NewRow;
 use crate::settings::{InboxError, Settings};
-use crate::table::{Changed, Stored, Table};
+use crate::table::{Stored, Table};
 use crate::writer::Writer;
 
 /// Where the table is.
@@ -36,7 +36,7 @@ pub(crate) struct Core {
     /// The namespaces that this process can run, and a handle of each of their layers.
     layers: Mutex<Vec<(String, DedupHandle)>>,
     writer: Writer,
-    ender: Ender,
+    pub(crate) ender: Ender,
     /// The deliveries of senders.
     pub(crate) tasks: TaskTracker,
     /// Wakes the loop.
@@ -76,13 +76,9 @@ impl Core {
         self.settings.check(&self.service)
     }
 
-    /// # Panics
-    ///
-    /// If a setting is invalid.
-    pub(crate) fn must_be_valid(&self) {
-        if let Err(error) = self.check() {
-            panic!("{error}");
-        }
+    /// Returns what names this inbox in the process.
+    pub(crate) fn address(&self) -> usize {
+        std::ptr::from_ref(self) as usize
     }
 
     /// Registers a layer of this process.
@@ -90,7 +86,8 @@ impl Core {
         locked(&self.layers).push((namespace.to_owned(), handle));
     }
 
-    /// Returns the namespaces whose rows this process may run: every layer of it enforces its verdicts.
+    /// Returns the namespaces whose rows this process may run: every layer of it enforces its
+    /// verdicts.
     pub(crate) fn namespaces(&self) -> Vec<String> {
         let layers = locked(&self.layers);
         let mut all: Vec<String> = layers.iter().map(|(namespace, _)| namespace.clone()).collect();
@@ -122,27 +119,6 @@ impl Core {
                 None
             }
         }
-    }
-
-    /// Begins the run of a row: its turn is renewed until the run is dropped, or its change is
-    /// written.
-    pub(crate) fn begin(&self, at: Place) -> Run {
-        self.ender.begin(at)
-    }
-
-    /// Changes a row, and waits for the reply. `None` if the table did not answer.
-    pub(crate) async fn change(&self, change: Change, run: Option<Run>) -> Option<Changed> {
-        self.ender.change(change, run).await
-    }
-
-    /// Changes a row in the background.
-    pub(crate) fn change_later(&self, change: Change, run: Run) {
-        self.ender.change_later(change, run);
-    }
-
-    /// Waits until every change is written, or given up.
-    pub(crate) async fn flush(&self) {
-        self.ender.flush().await;
     }
 
     pub(crate) fn loop_is_alive(&self) {

@@ -1,9 +1,10 @@
-//! What becomes of a row after a run.
+//! What happens to a row after a run.
 //!
-//! 1. Only the ledger's word deletes a row whose sender was told *stored*: no status does, and no answer to a redelivery.
-//! 2. A row whose sender was never told anything but a failure may end by that failure: then all is as without an inbox.
-//! 3. An attempt is an ending of the handler. What another delivery runs, what is not known, and what reached no layer
-//!    counts none.
+//! 1. A row whose sender was told *stored* is deleted only if the ledger says that its events are
+//!    complete. No status and no answer to a redelivery deletes it.
+//! 2. If the sender has only got a failure, the row may end with that failure, as without an inbox.
+//! 3. Each time the handler ends, an attempt is counted. No attempt is counted if another delivery
+//!    runs the event, if the end is not known, or if the row reached no layer.
 
 use std::any::Any;
 use std::time::Duration;
@@ -28,20 +29,20 @@ pub(crate) enum End {
 /// How often the row has run, and what its sender knows.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct History {
-    pub(crate) attempts: i32,
-    pub(crate) misrouted: i32,
+    pub(crate) attempts: i64,
+    pub(crate) misrouted: i64,
     /// The sender was told *stored*.
     pub(crate) answered: bool,
     pub(crate) is_redelivery: bool,
 }
 
 impl History {
-    /// Of a delivery that has just been stored.
+    /// The history of a delivery that has just been stored.
     pub(crate) const NEW: Self =
         Self { attempts: 0, misrouted: 0, answered: false, is_redelivery: false };
 }
 
-/// What becomes of the row, and whether the sender is told *stored* in place of the response.
+/// The next state of the row, and whether the sender is told *stored* in place of the response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Decision {
     pub(crate) fate: Fate,

@@ -1,4 +1,5 @@
-//! [`Ender`]: writes what became of rows, many at a time, and renews the turns of the rows that run.
+//! [`Ender`]: writes the new states of rows, many at a time, and renews the turns of the rows that
+//! run.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, Weak};
@@ -82,14 +83,15 @@ impl Ender {
         Self { table, runs: Runs::default(), turn, queue: Mutex::default(), pending }
     }
 
-    /// Begins a run, whose turn is renewed from now on.
+    /// Begins the run of a row: its turn is renewed until the run is dropped, or its change is
+    /// written.
     pub(crate) fn begin(&self, at: Place) -> Run {
         locked(&self.runs).insert(at.seq, at);
         drop(self.queue());
         Run { runs: Arc::clone(&self.runs), at }
     }
 
-    /// Changes a row. Returns `None` if the table did not answer in time.
+    /// Changes a row, and waits for the reply. Returns `None` if the table did not answer in time.
     pub(crate) async fn change(&self, change: Change, run: Option<Run>) -> Option<Changed> {
         let (reply, changed) = oneshot::channel();
         self.send(change, run, Some(reply));
@@ -109,7 +111,7 @@ impl Ender {
     fn send(&self, change: Change, run: Option<Run>, reply: Option<oneshot::Sender<Changed>>) {
         let (since, pending) = (Instant::now(), self.pending.token());
         let waiting = Waiting { change, _run: run, reply, since, _pending: pending };
-        // Of a full queue, the run ends here.
+        // If the queue is full, the run ends here.
         drop(self.queue().try_send(waiting));
     }
 

@@ -1,4 +1,4 @@
-//! [`Inbox`]: its settings, and what users and operators do with it.
+//! [`Inbox`]: its settings, and its methods for users and operators.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -19,7 +19,8 @@ use crate::run;
 use crate::settings::{InboxError, Settings};
 use crate::table::Table;
 
-/// Stores deliveries before they are handled, and delivers again what has not ended.
+/// Stores deliveries before they are handled, and delivers them again until their events have
+/// ended.
 ///
 /// | setting | default |
 /// |---|---|
@@ -33,7 +34,8 @@ use crate::table::Table;
 ///
 /// # Clone
 ///
-/// A clone is a handle to the same inbox. A setting makes an inbox of its own: set it up before it is used or cloned.
+/// A clone is a handle to the same inbox. A setter makes a separate inbox: set it up before you use
+/// or clone it.
 #[derive(Clone)]
 pub struct Inbox {
     home: Home,
@@ -44,11 +46,12 @@ pub struct Inbox {
 
 /// The setting up.
 impl Inbox {
-    /// Makes the inbox of a service, with its table in Postgres. The connect options of the pool open three connections
-    /// beside the pool. They are opened when they are needed.
+    /// Makes the inbox of a service, with its table in Postgres. The inbox opens up to three
+    /// connections of its own when it needs them, by the connect options of the pool.
     ///
-    /// `service` names the application: rows of another service are left alone. All deployments of an application share its
-    /// name. Rename it while the table has no row of it.
+    /// `service` names the application: it does not touch the rows of another service. All
+    /// deployments of an application share its name. Rename it only while the table has no row of
+    /// it.
     #[cfg(feature = "postgres")]
     #[must_use]
     pub fn postgres(pool: sqlx::PgPool, service: &str) -> Self {
@@ -58,8 +61,9 @@ impl Inbox {
         Self::new(service, Home { has_schemas: true, table: Arc::new(table) })
     }
 
-    /// Makes the inbox of a service, with its table in an SQLite file of its own, which is created. Not the file of the
-    /// keys: each would wait for the other's write lock. Otherwise as [`postgres`](Self::postgres).
+    /// Makes the inbox of a service, with its table in an SQLite file of its own, which is created.
+    /// Do not use the file of the keys: each would wait for the other's write lock. Otherwise, see
+    /// [`postgres`](Self::postgres).
     #[cfg(feature = "sqlite")]
     #[must_use]
     pub fn sqlite(file: impl AsRef<std::path::Path>, service: &str) -> Self {
@@ -85,7 +89,8 @@ impl Inbox {
         self
     }
 
-    /// Sets when a sender is answered *stored*, 200, while its handler still runs. The default is 5 s; Slack waits for 3 s.
+    /// Sets after which time a sender is answered 200, *stored*, while its handler still runs. The
+    /// default is 5 s; Slack waits for 3 s.
     ///
     /// Zero is invalid.
     #[must_use]
@@ -93,10 +98,10 @@ impl Inbox {
         self.set(|it| it.answer_within = time)
     }
 
-    /// Sets how long a row waits after each failure of its handler, ± 20 %. After a failure beyond the last delay, the row
-    /// is parked.
+    /// Sets how long a row waits after each failure of its handler, ± 20 %. After a failure beyond
+    /// the last delay, the row is parked.
     ///
-    /// None at all is invalid.
+    /// An empty list is invalid.
     #[must_use]
     pub fn delays(self, delays: impl IntoIterator<Item = Duration>) -> Self {
         self.set(|it| it.delays = delays.into_iter().collect())
@@ -110,8 +115,9 @@ impl Inbox {
         self.set(|it| it.slots = rows)
     }
 
-    /// Sets how long a row belongs to a process that does not renew it: so late is the row of a process that has died. A
-    /// process renews the rows that it runs at a third of this time.
+    /// Sets how long a row belongs to a process that does not renew it. After the death of its
+    /// process, a row waits for this time. A process renews the rows that it runs after a third of
+    /// this time.
     ///
     /// Less than 1 s is invalid, and so is more than 1 h.
     #[must_use]
@@ -119,15 +125,16 @@ impl Inbox {
         self.set(|it| it.turn = time)
     }
 
-    /// Stores deliveries only: every event goes through the loop. For tests, which show what a redelivery lacks: layers
-    /// around the application, extensions, a signature that the handler itself checks.
+    /// Only stores deliveries: every event goes through the loop. Use it in tests, which then show
+    /// what a redelivery lacks: layers around the application, extensions, a signature that the
+    /// handler itself checks.
     #[must_use]
     pub fn later(self) -> Self {
         self.set(|it| it.later = true)
     }
 
-    /// Sets how many rows may wait in the table. Beyond about so many, or 4 GiB of requests, parked
-    /// ones included, deliveries go to the layer without a row, as without an inbox.
+    /// Sets about how many rows may wait in the table. Beyond that, or 4 GiB of requests including
+    /// parked ones, deliveries go to the layer without a row, as without an inbox.
     ///
     /// 0 is invalid.
     #[must_use]
@@ -135,9 +142,11 @@ impl Inbox {
         self.set(|it| it.max_waiting = rows)
     }
 
-    /// Sets the name of the table: `name`, or `schema.name` on Postgres. The default is `webhook_inbox`.
+    /// Sets the name of the table: `name`, or `schema.name` on Postgres. The default is
+    /// `webhook_inbox`.
     ///
-    /// Any but letters, digits and `_` are invalid, and so are more than 48 of them.
+    /// A name with other characters than letters, digits and `_`, or with more than 48 characters,
+    /// is invalid.
     #[must_use]
     pub fn table(self, name: &str) -> Self {
         self.set(|it| name.clone_into(&mut it.table))
@@ -165,23 +174,25 @@ impl Inbox {
         self.checked_table()?.migrate().await.map_err(InboxError::from)
     }
 
-    /// Makes the layer of a route: this inbox around a [`DedupLayer`], which has to release what fails, so that not every
-    /// ledger is one for it.
+    /// Makes the layer of a route: this inbox around a [`DedupLayer`] with a ledger that releases
+    /// failed events.
     ///
-    /// The layer's keys are remembered for at least 15 days more than its sender delivers an event again (22 days without
-    /// a preset), so that no row outlives its key. Everything else that completes keys of its namespace needs this
-    /// [retention](DedupLayer::retention), too.
+    /// The layer's keys are remembered for at least 15 days more than its sender delivers an event
+    /// again (22 days without a preset), so that no row outlives its key. Everything else that
+    /// completes keys of its namespace needs this [retention](DedupLayer::retention), too.
     pub fn around<L: Releases, B>(&self, dedup: DedupLayer<L, B>) -> Around<L, B> {
         Around::new(Arc::clone(self.core()), dedup)
     }
 
-    /// Delivers the rows of this service again, until `stop` resolves: those that failed, those whose process has died, and
-    /// those that were only stored.
+    /// Delivers the rows of this service again, until `stop` resolves: rows whose handler failed or
+    /// whose process died, and rows that were only stored.
     ///
-    /// `app` is the application from the top, so that a redelivery finds its route and its path parameters. It needs no
-    /// layers around it, such as those for tracing. **Whoever can write to the table can call each of its routes.**
+    /// `app` is the whole application, so that a redelivery finds its route and its path
+    /// parameters. It needs no layers around it, such as those for tracing. **Whoever can write to
+    /// the table can call each of its routes.**
     ///
-    /// Each process of the service runs a loop. After `stop`, it waits for the rows that it runs.
+    /// Each process of the service runs this loop. After `stop`, the loop waits for the rows that
+    /// it runs.
     ///
     /// # Panics
     ///
@@ -194,17 +205,19 @@ impl Inbox {
         S::Future: Send,
         B: Send + 'static,
     {
-        self.core().must_be_valid();
+        if let Err(error) = self.core().check() {
+            panic!("{error}");
+        }
         run::run(Arc::clone(self.core()), app, stop)
     }
 
-    /// Waits until every delivery of a sender has ended, and what became of its row is written. Stop accepting connections
-    /// first. The handlers end it: it has no bound of its own.
+    /// Waits until every delivery of a sender has ended, and its row is written. Stop accepting
+    /// connections first. It waits for the handlers, and has no time limit of its own.
     pub async fn drain(&self) {
         if let Some(core) = self.core.get() {
             core.tasks.close();
             core.tasks.wait().await;
-            core.flush().await;
+            core.ender.flush().await;
         }
     }
 
@@ -232,7 +245,8 @@ impl Inbox {
         Ok(self.checked_table()?.count().await?)
     }
 
-    /// Returns selected rows after the row of this number, in their order, at most so many.
+    /// Returns the selected rows after the row of this number, in their order, at most `limit` of
+    /// them.
     ///
     /// # Errors
     ///
@@ -259,8 +273,9 @@ impl Inbox {
         }))
     }
 
-    /// Makes selected rows due now, with all attempts, and returns how many. A row that runs stays as it is, and so does
-    /// one that is parked as expired: its key may be forgotten, and its event run twice.
+    /// Makes selected rows due now, with all attempts, and returns how many. A row that runs stays
+    /// as it is. So does a row that is parked as expired, because its key may be forgotten, and its
+    /// event could run twice.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! What operators see of the table, and do to it.
+//! The data of the table for operators, and the selection of rows.
 
 use std::time::{Duration, SystemTime};
 
@@ -10,13 +10,13 @@ use crate::row::Parked;
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Count {
-    /// The service that has stored them.
+    /// The service that has stored the rows.
     pub service: String,
-    /// Their namespace.
+    /// The namespace of the rows.
     pub namespace: String,
-    /// Why they are parked; `None` for rows that wait or run.
+    /// Why the rows are parked; `None` for rows that wait or run.
     pub parked: Option<Parked>,
-    /// How many.
+    /// How many rows there are.
     pub rows: u64,
     /// The bytes of their headers and bodies.
     pub bytes: u64,
@@ -24,11 +24,11 @@ pub struct Count {
     pub oldest: Duration,
 }
 
-/// Which rows an operator means. The default is all.
+/// Selects rows. The default selects every row.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Selection {
-    /// The row of this number alone.
+    /// Only the row of this number.
     pub seq: Option<i64>,
     /// Rows of this service.
     pub service: Option<String>,
@@ -53,7 +53,7 @@ impl Selection {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ShownRow {
-    /// Its number.
+    /// The number of the row.
     pub seq: i64,
     /// The service that has stored it.
     pub service: String,
@@ -67,7 +67,7 @@ pub struct ShownRow {
     pub received: SystemTime,
     /// When it runs next, or when the turn of its run ends; `None` if it is parked.
     pub due: Option<SystemTime>,
-    /// A process runs it, or did when it died.
+    /// `true` if a process runs the row, or ran it when the process died.
     pub is_running: bool,
     /// Why it is parked.
     pub parked: Option<Parked>,
@@ -75,7 +75,7 @@ pub struct ShownRow {
     pub attempts: u32,
     /// How often its process has died, or lost its turn.
     pub deaths: u32,
-    /// The sender has got a 2xx for it.
+    /// `true` if the sender has got a 2xx for it.
     pub answered: bool,
     /// The method of the request.
     pub method: String,
@@ -93,7 +93,7 @@ pub struct ShownRow {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ShownRequest {
-    /// The headers that are stored, a line each.
+    /// The stored headers, one on each line.
     pub headers: String,
     /// The body.
     pub body: Bytes,

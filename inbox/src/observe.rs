@@ -57,8 +57,9 @@ macro_rules! count {
     };
 }
 
-/// Describes every metric of the inbox, with its unit, to the recorder of the [`metrics`](https://docs.rs/metrics) facade.
-/// Call it once, after the recorder is installed. The [page of the crate](crate#metrics) lists them.
+/// Describes every metric of the inbox, with its unit, to the recorder of the
+/// [`metrics`](https://docs.rs/metrics) facade. Call it once, after the recorder is installed. The
+/// [page of the crate](crate#metrics) lists them.
 ///
 /// Without it, the metrics are recorded and have no description.
 #[cfg(feature = "metrics")]

@@ -1,43 +1,34 @@
 //! The table in Postgres.
 //!
-//! 1. An answer *stored* leaves only after a COMMIT that is as durable as `synchronous_commit = on`, whatever the role or
-//!    the database is set to. Other statements need not be: what a crash undoes is done again, as a duplicate.
-//! 2. Insertions lock rows in the order of their keys, and every other statement passes over locked rows.
-//! 3. A connection is opened by the connect options of the user's pool, and is not of the pool. Each call has a bound.
-//!    A call that outlives it, or that is dropped, drops its connection: nobody waits for a ping.
-//! 4. The server ends the session of such a call, whatever it waits for, because its client has gone.
+//! 1. An answer *stored* leaves only after a COMMIT that is as durable as
+//!    `synchronous_commit = on`, whatever the role or the database is set to. Other statements need
+//!    not be durable: what a crash undoes is done again, as a duplicate.
+//! 2. Insertions lock rows in the order of their keys, and every other statement skips locked rows.
+//! 3. Connections are opened by the connect options of the user's pool, but are not part of the
+//!    pool. Each call has a time limit. A call that exceeds it, or that is dropped, drops its
+//!    connection, so no caller waits for a ping.
+//! 4. The server ends the session of such a call, whatever it waits for, because its client has
+//!    gone.
 //! 5. `clock_timestamp()` is the only clock.
 
-use std::future::Future;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime};
 
-use bytes::Bytes;
 use sqlx::postgres::{PgArguments, PgConnection, PgPool, PgRow};
 use sqlx::query::Query;
 use sqlx::{AssertSqlSafe, Connection, Postgres, Row};
-use tokio::sync::{Mutex, MutexGuard};
-use tokio::time::timeout;
-use tower_dedup::adapter::contract::Token;
 
 use crate::inspect::{Count, Selection, ShownRow};
-use crate::row::{Change, Counts, FORMAT, Fate, NewRow, Parked, Place, TakenRow, millis};
-use crate::table::{
-    Changed, Stored, Swept, Table, TableError, TableFuture, Take, Took, WholeRow, parse_keys,
-};
+use crate::line::{self, CHANGE, INSPECT, STORE, bounded, counted, shown, taken};
+use crate::row::{Change, Counts, FORMAT, Fate, NewRow, Parked, Place, millis, number};
+use crate::table::{Changed, Stored, Swept, Table, TableFuture, Take, Took, WholeRow};
 
-/// The bound on a call of the writer.
-const STORE: Duration = Duration::from_secs(1);
-/// The bound on a call of the loop.
-const CHANGE: Duration = Duration::from_secs(2);
-/// The bound on a call of an operator, and on one that reads the whole table.
-const INSPECT: Duration = Duration::from_secs(30);
 /// How often a statement is repeated after a conflict.
 const REPEATS: usize = 5;
 
 const DURABLE: &str = "CASE WHEN current_setting('synchronous_commit') IN ('off', 'local', 'remote_write') \
      THEN set_config('synchronous_commit', 'on', true) END";
 const NOT_DURABLE: &str = "set_config('synchronous_commit', 'off', true)";
-/// As `tower-dedup` does, for sessions of its own.
+/// `tower-dedup` sets the same for its own sessions.
 const CHECK_CLIENT: &str = "SELECT set_config('client_connection_check_interval', '1s', false) \
      WHERE current_setting('client_connection_check_interval') = '0'";
 
@@ -49,36 +40,16 @@ pub(crate) struct PostgresTable {
     operator: Line,
 }
 
-/// One connection, opened when it is needed.
-#[derive(Default)]
-struct Line(Mutex<Option<PgConnection>>);
+type Line = line::Line<PgConnection>;
+type Lent<'l> = line::Lent<'l, PgConnection>;
 
-/// A connection in use.
-struct Lent<'l> {
-    connection: PgConnection,
-    place: MutexGuard<'l, Option<PgConnection>>,
-}
-
-impl Lent<'_> {
-    /// Gives the connection back, if it still works after this.
-    fn back<T>(mut self, done: Result<T, sqlx::Error>) -> Result<T, sqlx::Error> {
-        let works = done.as_ref().err().is_none_or(|it| it.as_database_error().is_some_and(keeps));
-        if works {
-            *self.place = Some(self.connection);
-        }
-        done
+/// Gives a connection back, if it still works after this.
+fn back<T>(lent: Lent<'_>, done: Result<T, sqlx::Error>) -> Result<T, sqlx::Error> {
+    let works = done.as_ref().err().is_none_or(|it| it.as_database_error().is_some_and(keeps));
+    if works {
+        lent.back();
     }
-}
-
-/// Runs a call within `bound`. A call that is late is dropped with its connection.
-async fn bounded<T>(
-    bound: Duration,
-    call: impl Future<Output = Result<T, sqlx::Error>> + Send,
-) -> Result<T, TableError> {
-    match timeout(bound, call).await {
-        Ok(done) => done.map_err(TableError::from),
-        Err(_elapsed) => Err(sqlx::Error::Io(std::io::ErrorKind::TimedOut.into()).into()),
-    }
+    done
 }
 
 /// Repeats a call after a conflict.
@@ -111,25 +82,19 @@ struct Statements {
 impl PostgresTable {
     /// `name` is a checked name.
     pub(crate) fn new(pool: PgPool, name: &str) -> Self {
-        let [writer, ender, operator] = [(); 3].map(|()| Line::default());
+        let [writer, ender, operator] = [(); 3].map(|()| Line::new());
         Self { pool, sql: Statements::new(name), writer, ender, operator }
     }
 
-    /// Lends the connection of a line. Unless it is [given back](Lent::back), it is dropped.
     async fn lend<'l>(&self, line: &'l Line) -> Result<Lent<'l>, sqlx::Error> {
-        let mut place = line.0.lock().await;
-        let open = place.take();
-        if self.pool.is_closed() {
-            return Err(sqlx::Error::PoolClosed);
-        }
-        let connection = match open {
-            Some(connection) => connection,
-            None => self.connect().await?,
-        };
-        Ok(Lent { connection, place })
+        let lent = line.lend(self.connect()).await?;
+        if self.pool.is_closed() { Err(sqlx::Error::PoolClosed) } else { Ok(lent) }
     }
 
     async fn connect(&self) -> Result<PgConnection, sqlx::Error> {
+        if self.pool.is_closed() {
+            return Err(sqlx::Error::PoolClosed);
+        }
         let mut connection = PgConnection::connect_with(&self.pool.connect_options()).await?;
         sqlx::query(CHECK_CLIENT).execute(&mut connection).await?;
         Ok(connection)
@@ -249,16 +214,6 @@ fn is_conflict(error: &sqlx::Error) -> bool {
     code.is_some_and(|code| code == "40001" || code == "40P01")
 }
 
-impl From<sqlx::Error> for TableError {
-    fn from(error: sqlx::Error) -> Self {
-        let code = error.as_database_error().and_then(|error| error.code());
-        // A value (22, 23, 54), a lock (55P03, 40), or a trigger (P0).
-        let of_a_row = ["22", "23", "40", "54", "55P03", "P0"];
-        let is_of_a_row = code.is_some_and(|code| of_a_row.iter().any(|it| code.starts_with(it)));
-        Self { is_of_a_row, error: error.into() }
-    }
-}
-
 impl PostgresTable {
     async fn store_once(
         &self,
@@ -295,7 +250,7 @@ impl PostgresTable {
         Box::pin(bounded(INSPECT, async move {
             let mut lent = self.lend(&self.operator).await?;
             let done = select(&sql, of).execute(&mut lent.connection).await;
-            lent.back(done).map(|done| done.rows_affected())
+            back(lent, done).map(|done| done.rows_affected())
         }))
     }
 }
@@ -308,7 +263,7 @@ impl Table for PostgresTable {
                 .replace("{index}", &self.sql.index);
             let mut lent = self.lend(&self.operator).await?;
             let done = sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut lent.connection).await;
-            lent.back(done).map(drop)
+            back(lent, done).map(drop)
         }))
     }
 
@@ -324,7 +279,7 @@ impl Table for PostgresTable {
             let mut lent = self.lend(&self.writer).await?;
             let found =
                 repeated!(self.store_once(&mut lent.connection, service, lasts, &sorted).await);
-            let found = lent.back(found)?;
+            let found = back(lent, found)?;
             let reply = |row: &NewRow| {
                 let it = found.iter().find(|it| it.try_get(0).ok() == Some(&row.key[..]))?;
                 let (seq, version) = (it.try_get(1).ok()?, it.try_get(2).ok()?);
@@ -339,7 +294,7 @@ impl Table for PostgresTable {
         Box::pin(bounded(CHANGE, async move {
             let mut lent = self.lend(&self.ender).await?;
             let done = repeated!(self.change_once(&mut lent.connection, changes).await);
-            lent.back(done)
+            back(lent, done)
         }))
     }
 
@@ -351,8 +306,8 @@ impl Table for PostgresTable {
                 query(&self.sql.take)
                     .bind(take.service)
                     .bind(take.namespaces)
-                    .bind(count(take.each))
-                    .bind(count(take.most))
+                    .bind(number(take.each))
+                    .bind(number(take.most))
                     .bind(&take.turn.as_bytes()[..])
                     .bind(millis(take.lasts))
                     .bind(&delays)
@@ -360,7 +315,7 @@ impl Table for PostgresTable {
                     .await
             );
             let mut took = Took::default();
-            for row in lent.back(found)? {
+            for row in back(lent, found)? {
                 if row.try_get::<bool, _>("is_ours")? {
                     took.rows.push(taken(&row, take.turn)?);
                 } else {
@@ -379,7 +334,7 @@ impl Table for PostgresTable {
             let query =
                 query(&self.sql.renew).bind(seqs).bind(turns(runs.iter())).bind(millis(lasts));
             let done = query.execute(&mut lent.connection).await;
-            lent.back(done).map(drop)
+            back(lent, done).map(drop)
         }))
     }
 
@@ -396,7 +351,7 @@ impl Table for PostgresTable {
                     rows: row.try_get(3)?,
                 })
             };
-            lent.back(rows)?.iter().map(swept).collect()
+            back(lent, rows)?.iter().map(swept).collect()
         }))
     }
 
@@ -404,25 +359,7 @@ impl Table for PostgresTable {
         Box::pin(bounded(INSPECT, async {
             let mut lent = self.lend(&self.operator).await?;
             let rows = query(&self.sql.count).fetch_all(&mut lent.connection).await;
-            let count = |row: &PgRow| {
-                let parked = match row.try_get::<Option<&str>, _>(2)? {
-                    None => None,
-                    // A newer version has other reasons.
-                    Some(reason) => match Parked::parse(reason) {
-                        None => return Ok(None),
-                        known => known,
-                    },
-                };
-                Ok(Some(Count {
-                    service: row.try_get(0)?,
-                    namespace: row.try_get(1)?,
-                    parked,
-                    rows: row.try_get::<i64, _>(3)?.unsigned_abs(),
-                    oldest: Duration::from_secs_f64(row.try_get::<f64, _>(4)?.max(0.0)),
-                    bytes: row.try_get::<i64, _>(5)?.unsigned_abs(),
-                }))
-            };
-            lent.back(rows)?.iter().filter_map(|row| count(row).transpose()).collect()
+            back(lent, rows)?.iter().filter_map(|row| counted(row).transpose()).collect()
         }))
     }
 
@@ -436,9 +373,9 @@ impl Table for PostgresTable {
             let start = format!("SELECT {SHOWN} FROM {} AS r WHERE r.seq > $7 AND", self.sql.name);
             let sql = selected(&start, " ORDER BY r.seq LIMIT $8");
             let mut lent = self.lend(&self.operator).await?;
-            let query = select(&sql, of).bind(after).bind(count(most));
+            let query = select(&sql, of).bind(after).bind(number(most));
             let rows = query.fetch_all(&mut lent.connection).await;
-            lent.back(rows)?.iter().map(shown).collect()
+            back(lent, rows)?.iter().map(shown).collect()
         }))
     }
 
@@ -450,7 +387,7 @@ impl Table for PostgresTable {
             let row = query(&sql).bind(seq).fetch_optional(&mut lent.connection).await;
             let read =
                 |row: PgRow| Ok((shown(&row)?, row.try_get("headers")?, row.try_get("body")?));
-            lent.back(row)?.map(read).transpose()
+            back(lent, row)?.map(read).transpose()
         }))
     }
 
@@ -473,54 +410,11 @@ fn query(sql: &str) -> Query<'_, Postgres, PgArguments> {
     sqlx::query(AssertSqlSafe(sql.to_owned()))
 }
 
-fn count(number: usize) -> i64 {
-    i64::try_from(number).unwrap_or(i64::MAX)
-}
-
-/// The columns of [`shown`].
-const SHOWN: &str = "seq, service, namespace, keys, event_type, extract(epoch FROM received)::float8 AS received, \
-     extract(epoch FROM due)::float8 AS due, turn IS NOT NULL AS is_running, parked, attempts, deaths, answered, method, \
-     target, verified, last, octet_length(body)::int8 AS body_bytes";
-
-fn shown(row: &PgRow) -> Result<ShownRow, sqlx::Error> {
-    let at = |seconds: f64| UNIX_EPOCH + Duration::from_secs_f64(seconds.max(0.0));
-    let parked: Option<&str> = row.try_get("parked")?;
-    Ok(ShownRow {
-        seq: row.try_get("seq")?,
-        service: row.try_get("service")?,
-        namespace: row.try_get("namespace")?,
-        keys: parse_keys(row.try_get("keys")?),
-        event_type: row.try_get("event_type")?,
-        received: at(row.try_get("received")?),
-        due: row.try_get::<Option<f64>, _>("due")?.map(at),
-        is_running: row.try_get("is_running")?,
-        parked: parked.and_then(Parked::parse),
-        attempts: row.try_get::<i32, _>("attempts")?.unsigned_abs(),
-        deaths: row.try_get::<i32, _>("deaths")?.unsigned_abs(),
-        answered: row.try_get("answered")?,
-        method: row.try_get("method")?,
-        target: String::from_utf8_lossy(row.try_get("target")?).into_owned(),
-        verified: row.try_get("verified")?,
-        last: row.try_get("last")?,
-        body_bytes: row.try_get::<i64, _>("body_bytes")?.unsigned_abs(),
-    })
-}
-
-fn taken(row: &PgRow, turn: Token) -> Result<TakenRow, sqlx::Error> {
-    Ok(TakenRow {
-        at: Place { seq: row.try_get("seq")?, version: row.try_get("version")?, turn },
-        namespace: row.try_get("namespace")?,
-        keys: row.try_get("keys")?,
-        attempts: row.try_get("attempts")?,
-        misrouted: row.try_get("misrouted")?,
-        answered: row.try_get("answered")?,
-        method: row.try_get("method")?,
-        target: String::from_utf8_lossy(row.try_get("target")?).into_owned(),
-        headers: row.try_get("headers")?,
-        body: row.try_get::<Option<Vec<u8>>, _>("body")?.map(Bytes::from),
-        verified: row.try_get("verified")?,
-    })
-}
+/// The columns of [`shown`]. A time that is not whole milliseconds is rounded up, so that
+/// `received_until` selects its row.
+const SHOWN: &str = "seq, service, namespace, keys, event_type, ceil(extract(epoch FROM received) * 1000)::int8 AS received, \
+     ceil(extract(epoch FROM due) * 1000)::int8 AS due, turn IS NOT NULL AS is_running, parked, attempts::int8, \
+     deaths::int8, answered, method, target, verified, last, octet_length(body)::int8 AS body_bytes";
 
 /// Binds the parameters of a selection.
 fn select<'q>(sql: &'q str, of: &'q Selection) -> Query<'q, Postgres, PgArguments> {

@@ -9,7 +9,8 @@ use sha2::{Digest, Sha256};
 use tower_dedup::adapter::contract::Token;
 use tower_dedup::key::Keys;
 
-/// The newest format of a row that this version writes and reads. A row of a newer format is left alone.
+/// The newest format of a row that this version writes and reads. A row of a newer format is left
+/// alone.
 pub(crate) const FORMAT: i16 = 1;
 
 /// The headers that no row has: secrets of the client, and headers of one connection.
@@ -26,8 +27,8 @@ const NEVER_STORED: [HeaderName; 10] = [
     HeaderName::from_static("keep-alive"),
 ];
 
-/// Parts of the names of headers that differ by attempt: the row's key does not cover them. One that is missing here
-/// costs a second row of the event, which ends as a duplicate.
+/// Parts of the names of headers that differ by attempt: the row's key does not cover them. One
+/// that is missing here costs a second row of the event, which ends as a duplicate.
 const OF_ONE_ATTEMPT: [&str; 9] = [
     "signature",
     "timestamp",
@@ -56,7 +57,7 @@ pub(crate) struct NewRow {
     pub(crate) body: Bytes,
     /// The name of the verification that the delivery has passed.
     pub(crate) verified: Option<String>,
-    /// Of the run that follows at once; `None` if the loop runs it.
+    /// The turn of the run that follows at once; `None` if the loop runs the row.
     pub(crate) turn: Option<Token>,
 }
 
@@ -115,8 +116,8 @@ pub(crate) struct TakenRow {
     pub(crate) at: Place,
     pub(crate) namespace: String,
     pub(crate) keys: String,
-    pub(crate) attempts: i32,
-    pub(crate) misrouted: i32,
+    pub(crate) attempts: i64,
+    pub(crate) misrouted: i64,
     /// The sender has got a 2xx for it.
     pub(crate) answered: bool,
     pub(crate) method: String,
@@ -146,7 +147,7 @@ pub(crate) struct Place {
     pub(crate) turn: Token,
 }
 
-/// What becomes of a row after a run.
+/// The state of a row after a run.
 #[derive(Debug, Clone)]
 pub(crate) struct Change {
     pub(crate) at: Place,
@@ -178,7 +179,8 @@ impl Fate {
 
 /// The columns of a change, for every database.
 impl Change {
-    /// Returns after how many milliseconds the row is due; `None` if it runs on or waits for a person.
+    /// Returns after how many milliseconds the row is due; `None` if it runs on or waits for a
+    /// person.
     pub(crate) fn due_after(&self) -> Option<i64> {
         match self.fate {
             Fate::Due { after, .. } => Some(millis(after)),
@@ -199,7 +201,7 @@ impl Change {
     }
 }
 
-/// What a run counts as.
+/// How a run is counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Counts {
     Nothing,
@@ -217,14 +219,15 @@ pub enum Parked {
     Failed,
     /// The process died, or lost its turn, at the last attempt.
     Died,
-    /// The handler answered the sender's own delivery with a status that says that it never takes such a request: 400, 405,
-    /// 410, 413, 414, 415, 422. Nobody is alerted. The row is deleted a week later.
+    /// The handler answered the sender's own delivery with a status by which it refuses such a
+    /// request for good: 400, 405, 410, 413, 414, 415 or 422. There is no alert. The row is deleted
+    /// a week later.
     Refused,
     /// The layer refuses another body under the id of a complete event.
     Mismatch,
     /// The redelivery reached no layer with the events of the row.
     Misrouted,
-    /// The row was too old to run: its key may be forgotten.
+    /// The row is too old to run: the store may have forgotten its key.
     Expired,
     /// The row cannot be read.
     Unreadable,
@@ -241,7 +244,7 @@ impl Parked {
         Self::Unreadable,
     ];
 
-    /// Returns the reason as the table, the records and the metrics have it.
+    /// Returns the reason as it is written in the table, the records and the metrics.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -260,7 +263,8 @@ impl Parked {
     }
 }
 
-/// Returns the identities of all events, `namespace`, tab and `id` in a line: a redelivery has to have the same.
+/// Returns the identities of all events, `namespace`, tab and `id` in a line: a redelivery has to
+/// have the same.
 pub(crate) fn identities(keys: &Keys) -> String {
     let mut all = String::new();
     for event in keys.events() {
@@ -311,6 +315,11 @@ fn decode(text: &[u8]) -> Option<HeaderMap> {
         headers.append(name, HeaderValue::from_bytes(value).ok()?);
     }
     Some(headers)
+}
+
+/// Returns a number as the databases take it.
+pub(crate) fn number(number: usize) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
 }
 
 /// Returns whole milliseconds.

@@ -1,9 +1,12 @@
 //! The loop: takes due rows and delivers them to the application.
 //!
-//! 1. A process takes rows of its service, and of the namespaces whose layers it has and which all enforce their verdicts.
-//! 2. As many run at once as there are slots. A free slot takes at once; otherwise the loop looks every second, ± 20 %.
-//! 3. A run ends by the report of its layer, not by the answer: an outer timeout may answer first.
-//! 4. What has not reached its layer after a minute is misrouted.
+//! 1. A process takes rows of its service, and of the namespaces whose layers it has and which all
+//!    enforce their verdicts.
+//! 2. As many rows run at once as there are slots. A free slot takes at once; otherwise the loop
+//!    looks every second, ± 20 %.
+//! 3. A run ends when its layer reports the end, not when the answer leaves: an outer timeout may
+//!    answer first.
+//! 4. A row that has not reached its layer after a minute is misrouted.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -79,11 +82,11 @@ where
                     }
                     let has_stopped = stop.as_mut().now_or_never().is_some();
                     for row in took.rows {
-                        let run = core.begin(row.at);
+                        let run = core.ender.begin(row.at);
                         if has_stopped {
                             let fate = Fate::NOW;
                             let change = Change { at: row.at, fate, answered: false, last: None };
-                            core.change_later(change, run);
+                            core.ender.change_later(change, run);
                             continue;
                         }
                         // There are as many permits as rows were asked for.
@@ -113,7 +116,7 @@ where
     }
     let all = u32::try_from(core.settings.slots).unwrap_or(u32::MAX);
     drop(slots.acquire_many(all).await);
-    core.flush().await;
+    core.ender.flush().await;
     drop(keeper);
 }
 
@@ -141,7 +144,7 @@ where
     let (at, namespace) = (row.at, row.namespace.clone());
     let (fate, last) = attempt(core, app, row).await;
     observe::ended(&namespace, at.seq, fate, &last, true);
-    core.change_later(Change { at, fate, answered: false, last: Some(last) }, run);
+    core.ender.change_later(Change { at, fate, answered: false, last: Some(last) }, run);
 }
 
 /// Delivers one row, and says what becomes of it, and why.
@@ -172,8 +175,8 @@ where
     let Some(mut request) = row.request(body) else {
         return (Fate::Park(Parked::Unreadable), "the row cannot be read".to_owned());
     };
-    let inbox = std::ptr::from_ref(core) as usize;
-    let (ticket, reported) = Ticket::new(inbox, &row.namespace, &row.keys, row.verified.as_deref());
+    let (ticket, reported) =
+        Ticket::new(core.address(), &row.namespace, &row.keys, row.verified.as_deref());
     request.extensions_mut().insert(ticket);
     let (ran_nothing, why) = match reach(app, request, reported).await {
         Reached::Ended(end) => return (decide(&core.settings, end, history).fate, end.text()),

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 /// How long a row may wait for its run.
 pub(crate) const LIFE: Duration = Duration::from_secs(14 * 86_400);
-/// What the retention of a key has to have beyond the time in which its sender delivers again: no row outlives its key.
+/// How much longer the retention of a key has to be than the time in which its sender delivers
+/// again, so that no row outlives its key.
 pub(crate) const SPARE: Duration = Duration::from_secs(15 * 86_400);
 /// That time, of a sender whose preset does not say so.
 pub(crate) const FLOOR: Duration = Duration::from_secs(7 * 86_400);
@@ -43,8 +44,9 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// Returns the delay after this many earlier failures, without its deviation; `None` after the last one.
-    pub(crate) fn delay(&self, failures: i32) -> Option<Duration> {
+    /// Returns the delay after this many earlier failures, without its deviation; `None` after the
+    /// last one.
+    pub(crate) fn delay(&self, failures: i64) -> Option<Duration> {
         self.delays.get(usize::try_from(failures).unwrap_or_default()).copied()
     }
 
@@ -76,11 +78,11 @@ impl Settings {
     }
 }
 
-/// What is wrong with an inbox, or what its table has answered.
+/// An error of an inbox or of its table.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum InboxError {
-    /// A setting is invalid, or a layer that no inbox can be around. The text names it.
+    /// A setting is invalid, or the layer cannot have an inbox around it. The text names the fault.
     Setting(String),
     /// The table did not answer, or refused a statement.
     Table(Box<dyn std::error::Error + Send + Sync>),

@@ -1,12 +1,12 @@
 //! The table in an SQLite file of its own.
 //!
-//! 1. Every write is a transaction that begins with the write lock (`BEGIN IMMEDIATE`), so no row is locked by another one.
-//! 2. What a sender is told after is on the disk: `synchronous = FULL`. Other transactions are `NORMAL`: what a crash of the
-//!    machine undoes is done again, as a duplicate.
+//! 1. Every write is a transaction that begins with the write lock (`BEGIN IMMEDIATE`), so no row
+//!    is locked by another one.
+//! 2. A transaction before an answer *stored* is on the disk: `synchronous = FULL`. Other
+//!    transactions are `NORMAL`: what a crash of the machine undoes is done again, as a duplicate.
 //! 3. Only the owner of the file may read it.
 
-use std::future::Future;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime};
 
 use sqlx::query::Query;
 use sqlx::sqlite::{
@@ -14,24 +14,14 @@ use sqlx::sqlite::{
     SqliteSynchronous,
 };
 use sqlx::{AssertSqlSafe, ConnectOptions, Row, Sqlite};
-use tokio::sync::{Mutex, MutexGuard};
-use tokio::time::timeout;
-use tower_dedup::adapter::contract::Token;
 
 use crate::decide::spread;
 use crate::inspect::{Count, Selection, ShownRow};
-use crate::row::{Change, Counts, FORMAT, Fate, NewRow, Parked, Place, TakenRow, millis};
+use crate::line::{self, CHANGE, INSPECT, STORE, bounded, counted, shown, taken};
+use crate::row::{Change, Counts, FORMAT, Fate, NewRow, Parked, Place, millis, number};
 use crate::settings::LIFE;
-use crate::table::{
-    Changed, SWEPT, Stored, Swept, Table, TableError, TableFuture, Take, Took, WholeRow, parse_keys,
-};
+use crate::table::{Changed, SWEPT, Stored, Swept, Table, TableFuture, Take, Took, WholeRow};
 
-/// The bound on a call of the writer.
-const STORE: Duration = Duration::from_secs(1);
-/// The bound on a call of the loop.
-const CHANGE: Duration = Duration::from_secs(2);
-/// The bound on a call of an operator, and on one that reads the whole table.
-const INSPECT: Duration = Duration::from_secs(30);
 /// How long a statement waits for the write lock of another process.
 const LOCK: Duration = Duration::from_millis(800);
 
@@ -47,51 +37,20 @@ pub(crate) struct SqliteTable {
     operator: Line,
 }
 
-/// One connection, opened when it is needed.
-#[derive(Default)]
-struct Line(Mutex<Option<SqliteConnection>>);
+type Line = line::Line<SqliteConnection>;
+type Lent<'l> = line::Lent<'l, SqliteConnection>;
 
-/// A connection in use. Unless it is given back, it is closed, and its transaction rolled back.
-struct Lent<'l> {
-    connection: SqliteConnection,
-    place: MutexGuard<'l, Option<SqliteConnection>>,
+/// Begins a transaction with the write lock.
+async fn begin(lent: &mut Lent<'_>, is_durable: bool) -> Result<(), sqlx::Error> {
+    let level = if is_durable { "FULL" } else { "NORMAL" };
+    let sql = format!("PRAGMA synchronous = {level}; BEGIN IMMEDIATE");
+    sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut lent.connection).await.map(drop)
 }
 
-impl Lent<'_> {
-    /// Begins a transaction with the write lock.
-    async fn begin(&mut self, is_durable: bool) -> Result<(), sqlx::Error> {
-        let level = if is_durable { "FULL" } else { "NORMAL" };
-        let sql = format!("PRAGMA synchronous = {level}; BEGIN IMMEDIATE");
-        sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut self.connection).await.map(drop)
-    }
-
-    async fn commit(mut self) -> Result<(), sqlx::Error> {
-        sqlx::raw_sql("COMMIT").execute(&mut self.connection).await?;
-        self.back();
-        Ok(())
-    }
-
-    fn back(mut self) {
-        *self.place = Some(self.connection);
-    }
-}
-
-/// Runs a call within `bound`. A call that is late is dropped with its connection.
-async fn bounded<T>(
-    bound: Duration,
-    call: impl Future<Output = Result<T, sqlx::Error>> + Send,
-) -> Result<T, TableError> {
-    match timeout(bound, call).await {
-        Ok(done) => done.map_err(table_error),
-        Err(_elapsed) => Err(table_error(sqlx::Error::Io(std::io::ErrorKind::TimedOut.into()))),
-    }
-}
-
-fn table_error(error: sqlx::Error) -> TableError {
-    let code = error.as_database_error().and_then(|error| error.code());
-    // A value that is too large (18), or that a constraint of somebody refuses (19).
-    let primary = code.and_then(|code| code.parse::<u32>().ok()).map(|code| code & 0xff);
-    TableError { is_of_a_row: matches!(primary, Some(18 | 19)), error: error.into() }
+async fn commit(mut lent: Lent<'_>) -> Result<(), sqlx::Error> {
+    sqlx::raw_sql("COMMIT").execute(&mut lent.connection).await?;
+    lent.back();
+    Ok(())
 }
 
 impl SqliteTable {
@@ -102,20 +61,16 @@ impl SqliteTable {
             .journal_mode(SqliteJournalMode::Wal)
             .synchronous(SqliteSynchronous::Full)
             .busy_timeout(LOCK);
-        let [writer, ender, operator] = [(); 3].map(|()| Line::default());
+        let [writer, ender, operator] = [(); 3].map(|()| Line::new());
         Self { options, name: format!("\"{name}\""), writer, ender, operator }
     }
 
     async fn lend<'l>(&self, line: &'l Line) -> Result<Lent<'l>, sqlx::Error> {
-        let mut place = line.0.lock().await;
-        let connection = match place.take() {
-            Some(connection) => connection,
-            None => {
-                self.create_file()?;
-                self.options.connect().await?
-            }
+        let open = async {
+            self.create_file()?;
+            self.options.connect().await
         };
-        Ok(Lent { connection, place })
+        line.lend(open).await
     }
 
     /// Creates the file for its owner alone: it has the bodies of deliveries in clear.
@@ -182,9 +137,9 @@ impl SqliteTable {
     fn execute<'t>(&'t self, sql: String, of: &'t Selection) -> TableFuture<'t, u64> {
         Box::pin(bounded(INSPECT, async move {
             let mut lent = self.lend(&self.operator).await?;
-            lent.begin(true).await?;
+            begin(&mut lent, true).await?;
             let done = select(&sql, of).execute(&mut lent.connection).await?;
-            lent.commit().await?;
+            commit(lent).await?;
             Ok(done.rows_affected())
         }))
     }
@@ -194,15 +149,11 @@ fn statement(sql: &str) -> Query<'_, Sqlite, SqliteArguments> {
     sqlx::query(AssertSqlSafe(sql.to_owned()))
 }
 
-fn count(number: usize) -> i64 {
-    i64::try_from(number).unwrap_or(i64::MAX)
-}
-
 impl Table for SqliteTable {
     fn migrate(&self) -> TableFuture<'_, ()> {
         Box::pin(bounded(INSPECT, async {
             let mut lent = self.lend(&self.operator).await?;
-            lent.begin(true).await?;
+            begin(&mut lent, true).await?;
             let others = "SELECT name FROM sqlite_schema \
                  WHERE type = 'table' AND name NOT LIKE 'sqlite%' AND '\"' || name || '\"' <> ?1";
             let other =
@@ -217,7 +168,7 @@ impl Table for SqliteTable {
             let sql =
                 include_str!("sql/sqlite.sql").replace("{table}", self.name.trim_matches('"'));
             sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut lent.connection).await?;
-            lent.commit().await
+            commit(lent).await
         }))
     }
 
@@ -242,7 +193,7 @@ impl Table for SqliteTable {
                  RETURNING seq, version",
             );
             let mut lent = self.lend(&self.writer).await?;
-            lent.begin(true).await?;
+            begin(&mut lent, true).await?;
             let mut replies = Vec::with_capacity(rows.len());
             for row in rows {
                 let query = statement(&sql)
@@ -266,7 +217,7 @@ impl Table for SqliteTable {
                     Stored::Known
                 });
             }
-            lent.commit().await?;
+            commit(lent).await?;
             Ok(replies)
         }))
     }
@@ -274,12 +225,12 @@ impl Table for SqliteTable {
     fn change<'t>(&'t self, changes: &'t [Change]) -> TableFuture<'t, Vec<Changed>> {
         Box::pin(bounded(CHANGE, async move {
             let mut lent = self.lend(&self.ender).await?;
-            lent.begin(changes.iter().any(|change| change.answered)).await?;
+            begin(&mut lent, changes.iter().any(|change| change.answered)).await?;
             let mut replies = Vec::with_capacity(changes.len());
             for change in changes {
                 replies.push(self.change_one(&mut lent.connection, change).await?);
             }
-            lent.commit().await?;
+            commit(lent).await?;
             Ok(replies)
         }))
     }
@@ -308,14 +259,14 @@ impl Table for SqliteTable {
                 let found = || {
                     let look =
                         statement(&look).bind(take.service).bind(namespace).bind(millis(LIFE));
-                    look.bind(count(left))
+                    look.bind(number(left))
                 };
                 let mut rows = found().fetch_all(&mut lent.connection).await?;
                 if rows.is_empty() {
                     continue;
                 }
                 if !is_begun {
-                    lent.begin(false).await?;
+                    begin(&mut lent, false).await?;
                     is_begun = true;
                     rows = found().fetch_all(&mut lent.connection).await?;
                 }
@@ -340,7 +291,7 @@ impl Table for SqliteTable {
                 }
             }
             if is_begun {
-                lent.commit().await?;
+                commit(lent).await?;
             } else {
                 lent.back();
             }
@@ -352,7 +303,7 @@ impl Table for SqliteTable {
         Box::pin(bounded(CHANGE, async move {
             let sql = self.sql("UPDATE {table} SET due = {now} + ?3 WHERE seq = ?1 AND turn = ?2");
             let mut lent = self.lend(&self.ender).await?;
-            lent.begin(false).await?;
+            begin(&mut lent, false).await?;
             for run in runs {
                 let query = statement(&sql)
                     .bind(run.seq)
@@ -360,7 +311,7 @@ impl Table for SqliteTable {
                     .bind(millis(lasts));
                 query.execute(&mut lent.connection).await?;
             }
-            lent.commit().await
+            commit(lent).await
         }))
     }
 
@@ -379,13 +330,13 @@ impl Table for SqliteTable {
                  RETURNING service, namespace",
             );
             let mut lent = self.lend(&self.operator).await?;
-            lent.begin(false).await?;
+            begin(&mut lent, false).await?;
             let expire = statement(&expire).bind(millis(LIFE)).bind(SWEPT);
             let expired = expire.fetch_all(&mut lent.connection).await?;
             let delete =
                 statement(&delete).bind(millis(LIFE) + WEEK).bind(WEEK).bind(REFUSED).bind(SWEPT);
             let deleted = delete.fetch_all(&mut lent.connection).await?;
-            lent.commit().await?;
+            commit(lent).await?;
             let mut swept: Vec<Swept> = Vec::new();
             for (rows, parked) in [(expired, Some(Parked::Expired)), (deleted, None)] {
                 for row in rows {
@@ -416,25 +367,7 @@ impl Table for SqliteTable {
             let mut lent = self.lend(&self.operator).await?;
             let rows = statement(&sql).fetch_all(&mut lent.connection).await?;
             lent.back();
-            let count = |row: &SqliteRow| {
-                let parked = match row.try_get::<Option<&str>, _>(2)? {
-                    None => None,
-                    // A newer version has other reasons.
-                    Some(reason) => match Parked::parse(reason) {
-                        None => return Ok(None),
-                        known => known,
-                    },
-                };
-                Ok(Some(Count {
-                    service: row.try_get(0)?,
-                    namespace: row.try_get(1)?,
-                    parked,
-                    rows: row.try_get::<i64, _>(3)?.unsigned_abs(),
-                    oldest: Duration::from_millis(row.try_get::<i64, _>(4)?.max(0).unsigned_abs()),
-                    bytes: row.try_get::<i64, _>(5)?.unsigned_abs(),
-                }))
-            };
-            rows.iter().filter_map(|row| count(row).transpose()).collect()
+            rows.iter().filter_map(|row| counted(row).transpose()).collect()
         }))
     }
 
@@ -449,7 +382,7 @@ impl Table for SqliteTable {
                 "SELECT {SHOWN} FROM {{table}} WHERE seq > ?7 AND {SELECTED} ORDER BY seq LIMIT ?8"
             ));
             let mut lent = self.lend(&self.operator).await?;
-            let query = select(&sql, of).bind(after).bind(count(most));
+            let query = select(&sql, of).bind(after).bind(number(most));
             let rows = query.fetch_all(&mut lent.connection).await?;
             lent.back();
             rows.iter().map(shown).collect()
@@ -491,50 +424,6 @@ const SELECTED: &str = "(?1 IS NULL OR seq = ?1) AND (?2 IS NULL OR service = ?2
 /// The columns of [`shown`].
 const SHOWN: &str = "seq, service, namespace, keys, event_type, received, due, turn IS NOT NULL AS is_running, parked, \
      attempts, deaths, answered, method, target, verified, last, length(body) AS body_bytes";
-
-fn shown(row: &SqliteRow) -> Result<ShownRow, sqlx::Error> {
-    let at = |ms: i64| UNIX_EPOCH + Duration::from_millis(ms.max(0).unsigned_abs());
-    let number = |name| {
-        let number: i64 = row.try_get(name)?;
-        Ok::<u32, sqlx::Error>(u32::try_from(number).unwrap_or(u32::MAX))
-    };
-    let parked: Option<&str> = row.try_get("parked")?;
-    Ok(ShownRow {
-        seq: row.try_get("seq")?,
-        service: row.try_get("service")?,
-        namespace: row.try_get("namespace")?,
-        keys: parse_keys(row.try_get("keys")?),
-        event_type: row.try_get("event_type")?,
-        received: at(row.try_get("received")?),
-        due: row.try_get::<Option<i64>, _>("due")?.map(at),
-        is_running: row.try_get("is_running")?,
-        parked: parked.and_then(Parked::parse),
-        attempts: number("attempts")?,
-        deaths: number("deaths")?,
-        answered: row.try_get("answered")?,
-        method: row.try_get("method")?,
-        target: row.try_get("target")?,
-        verified: row.try_get("verified")?,
-        last: row.try_get("last")?,
-        body_bytes: row.try_get::<i64, _>("body_bytes")?.unsigned_abs(),
-    })
-}
-
-fn taken(row: &SqliteRow, turn: Token) -> Result<TakenRow, sqlx::Error> {
-    Ok(TakenRow {
-        at: Place { seq: row.try_get("seq")?, version: row.try_get("version")?, turn },
-        namespace: row.try_get("namespace")?,
-        keys: row.try_get("keys")?,
-        attempts: row.try_get("attempts")?,
-        misrouted: row.try_get("misrouted")?,
-        answered: row.try_get("answered")?,
-        method: row.try_get("method")?,
-        target: row.try_get("target")?,
-        headers: row.try_get("headers")?,
-        body: Some(row.try_get::<Vec<u8>, _>("body")?.into()),
-        verified: row.try_get("verified")?,
-    })
-}
 
 /// Binds the parameters of a selection.
 fn select<'q>(sql: &'q str, of: &'q Selection) -> Query<'q, Sqlite, SqliteArguments> {

@@ -1,4 +1,4 @@
-//! [`Table`]: what the inbox asks of its table, in a database's words.
+//! [`Table`]: the calls of the inbox to its table, for each database.
 
 use std::time::Duration;
 
@@ -96,8 +96,8 @@ pub(crate) struct Swept {
     pub(crate) rows: i64,
 }
 
-/// The statements of the inbox. Every call has a bound of its own, opens a connection if it has none, and drops one
-/// whose reply did not come.
+/// The statements of the inbox. Every call has a bound of its own, opens a connection if it has
+/// none, and drops one whose reply did not come.
 pub(crate) trait Table: Send + Sync {
     /// Creates the table, or adds what it lacks.
     fn migrate(&self) -> TableFuture<'_, ()>;
@@ -113,8 +113,8 @@ pub(crate) trait Table: Send + Sync {
     /// Changes rows, and returns the replies in their order. Durable if one is answered.
     fn change<'t>(&'t self, changes: &'t [Change]) -> TableFuture<'t, Vec<Changed>>;
 
-    /// Takes due rows, the longest due first. A row whose turn has lapsed is not taken: it is due after the next delay,
-    /// ± 20 %, or parked as died after the last one.
+    /// Takes due rows, the longest due first. A row whose turn has lapsed is not taken: it is due
+    /// after the next delay, ± 20 %, or parked as died after the last one.
     fn take<'t>(&'t self, take: Take<'t>) -> TableFuture<'t, Took>;
 
     /// Renews the turns of these runs.

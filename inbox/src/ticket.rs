@@ -6,7 +6,7 @@ use tokio::sync::watch;
 
 use crate::decide::End;
 
-/// What a redelivery has met.
+/// The layer that a redelivery has reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Report {
     /// No layer of this inbox.

@@ -1,4 +1,5 @@
-//! [`Writer`]: stores deliveries. What arrives while a batch is on its way is the next batch.
+//! [`Writer`]: stores deliveries. The deliveries that arrive while a batch is written form the next
+//! batch.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
@@ -23,13 +24,18 @@ const BOUND: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_secs(5);
 
 pub(crate) struct Writer {
+    task: Arc<Task>,
+    /// The queue of the task, which ends with its runtime.
+    queue: Mutex<Option<mpsc::Sender<Waiting>>>,
+}
+
+/// What the task shares with its writer.
+struct Task {
     table: Arc<dyn Table>,
     service: String,
     turn: Duration,
-    /// The queue of the task, which ends with its runtime.
-    queue: Mutex<Option<mpsc::Sender<Waiting>>>,
     /// The table is not asked until then.
-    paused_until: Arc<Mutex<Option<Instant>>>,
+    paused_until: Mutex<Option<Instant>>,
 }
 
 struct Waiting {
@@ -40,12 +46,13 @@ struct Waiting {
 impl Writer {
     pub(crate) fn new(table: &Arc<dyn Table>, service: &str, turn: Duration) -> Self {
         let (table, service) = (Arc::clone(table), service.to_owned());
-        Self { table, service, turn, queue: Mutex::default(), paused_until: Arc::default() }
+        let task = Task { table, service, turn, paused_until: Mutex::default() };
+        Self { task: Arc::new(task), queue: Mutex::default() }
     }
 
     /// Stores a row. If the future is dropped, the row may be stored: its turn lapses then.
     pub(crate) async fn store(&self, row: NewRow) -> Result<Stored, NotStored> {
-        if locked(&self.paused_until).is_some_and(|until| Instant::now() < until) {
+        if locked(&self.task.paused_until).is_some_and(|until| Instant::now() < until) {
             return Err(NotStored::Paused);
         }
         let (reply, stored) = oneshot::channel();
@@ -62,27 +69,14 @@ impl Writer {
             return sender.clone();
         }
         let (sender, receiver) = mpsc::channel(QUEUE);
-        let task = Task {
-            table: Arc::clone(&self.table),
-            service: self.service.clone(),
-            turn: self.turn,
-            paused_until: Arc::clone(&self.paused_until),
-        };
-        tokio::spawn(task.run(receiver));
+        tokio::spawn(Arc::clone(&self.task).run(receiver));
         *queue = Some(sender.clone());
         sender
     }
 }
 
-struct Task {
-    table: Arc<dyn Table>,
-    service: String,
-    turn: Duration,
-    paused_until: Arc<Mutex<Option<Instant>>>,
-}
-
 impl Task {
-    async fn run(self, mut queue: mpsc::Receiver<Waiting>) {
+    async fn run(self: Arc<Self>, mut queue: mpsc::Receiver<Waiting>) {
         let mut waiting: Vec<Waiting> = Vec::new();
         loop {
             if waiting.is_empty() && queue.recv_many(&mut waiting, ROWS).await == 0 {
@@ -136,8 +130,8 @@ impl Task {
     }
 }
 
-/// Takes a batch of distinct keys from what waits, in its order. A key that stands there twice waits for the next batch:
-/// Postgres refuses a statement that meets one row twice.
+/// Takes a batch of distinct keys from what waits, in its order. A key that stands there twice
+/// waits for the next batch: Postgres refuses a statement that meets one row twice.
 fn next_batch(waiting: &mut Vec<Waiting>) -> Vec<Waiting> {
     let (mut keys, mut bytes) = (HashSet::new(), 0);
     let (mut batch, mut left) = (Vec::new(), Vec::new());

@@ -161,6 +161,17 @@ impl Judge {
         self.one_effect(&ids, bound).await
     }
 
+    /// Returns moments in the run of the slow event, which it measures: early, late and at the end. The effect may come
+    /// first, or the rest of the work.
+    pub(crate) async fn slow_moments(&self) -> Result<Vec<(&Template, Duration)>, Stop> {
+        let Some(slow) = &self.slow else { return Ok(Vec::new()) };
+        let begun = Instant::now();
+        self.retry(slow, &self.id(), self.patience).await?;
+        let took = begun.elapsed();
+        let end = took.saturating_sub(Duration::from_millis(20));
+        Ok([RUNS.min(took / 2), took * 3 / 4, end].map(|moment| (slow, moment)).into())
+    }
+
     /// Returns the counts, or `None` if there is no counter. A receiver that has just started may need a moment.
     pub(crate) async fn counts(&self) -> Result<Option<Counts>, Stop> {
         let Some(counter) = &self.counter else { return Ok(None) };

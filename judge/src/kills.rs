@@ -80,16 +80,8 @@ pub(crate) async fn within(judge: &Judge) -> Shown {
     let millis = |millis| Moment::After(Duration::from_millis(millis));
     let ordinary = [millis(0), millis(2), millis(10), Moment::AtEffect, Moment::AtEffect];
     let mut rounds: Vec<_> = ordinary.map(|moment| (&judge.template, moment)).into();
-    if let Some(slow) = &judge.slow {
-        let begun = Instant::now();
-        let id = judge.id();
-        judge.retry(slow, &id, judge.patience).await?;
-        let took = begun.elapsed();
-        // Early and late: before and after the effect.
-        let late = [took * 3 / 4, took.saturating_sub(Duration::from_millis(20))];
-        let moments = [RUNS.min(took / 2)].into_iter().chain(late);
-        rounds.extend(moments.map(|moment| (slow, Moment::After(moment))));
-    }
+    let slow = judge.slow_moments().await?.into_iter();
+    rounds.extend(slow.map(|(slow, moment)| (slow, Moment::After(moment))));
     let (mut events, mut answered, mut seen) = (Vec::new(), Vec::new(), 0);
     for (template, moment) in rounds {
         let id = judge.id();

@@ -459,8 +459,7 @@ async fn order_swapped(judge: &Judge) -> Shown {
 async fn hang_up(judge: &Judge) -> Shown {
     let ordinary = [100, 100, 0, 2, 5, 20, 100].map(Duration::from_millis);
     let ordinary = ordinary.map(|pause| (&judge.template, pause)).into_iter();
-    // Early and late: the effect may come first, or the rest of the work.
-    let slow = judge.slow.iter().flat_map(|slow| [(slow, RUNS), (slow, 3 * RUNS)]);
+    let slow = judge.slow_moments().await?;
     let hung_up = async |(at, (template, pause)): (usize, (&Template, _))| {
         let id = judge.id();
         let request = judge.signed(template.with(&id))?;

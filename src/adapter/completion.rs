@@ -12,12 +12,13 @@ use super::terms::{CallTerms, KeyedTerms};
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 use crate::key::{DedupKey, List};
 
-/// A statement that completes the events of a delivery in the handler's own transaction, for any driver.
+/// A statement that completes the events of a delivery in the handler's own transaction, for any
+/// driver.
 ///
-/// [`Delivery::completion`](crate::Delivery::completion) makes it. Execute it in the transaction that has the
-/// handler's writes, and commit. The transaction then completes all events that the delivery holds, or it cannot
-/// commit: if an event is complete already, the statement is an error. [The
-/// guide](crate::guide::transactions#other-drivers) has the call of each driver.
+/// [`Delivery::completion`](crate::Delivery::completion) makes it. Execute it in the transaction
+/// that has the handler's writes, and commit. The transaction then completes all events that the
+/// delivery holds, or it cannot commit: if an event is complete already, the statement is an error.
+/// [The guide](crate::guide::transactions#other-drivers) has the call of each driver.
 ///
 /// ```
 /// # #[cfg(feature = "sqlite")]
@@ -63,8 +64,8 @@ enum Parameter {
     Own(Box<OwnCompletion>),
 }
 
-/// A completion of a store of this crate. Its parameter is made when it is first asked for, because most
-/// transactions that this crate begins need none.
+/// A completion of a store of this crate. Its parameter is made when it is first asked for, because
+/// most transactions that this crate begins need none.
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 #[derive(Clone)]
 pub(crate) struct OwnCompletion {
@@ -96,7 +97,8 @@ pub(crate) enum Within {
 pub(crate) enum OwnDatabase {
     #[cfg(feature = "postgres")]
     Postgres {
-        /// A faster statement for one event with which nothing is stored. It refuses by writing no row.
+        /// A faster statement for one event with which nothing is stored. It refuses by writing no
+        /// row.
         lean: Arc<str>,
         /// The generation of the plans, on connections of sqlx.
         generation: Option<u32>,
@@ -111,14 +113,14 @@ pub(crate) enum OwnDatabase {
 }
 
 impl Completion {
-    /// Makes a completion of a store of your own: a statement with one text parameter. It must fail if it
-    /// does not complete every event.
+    /// Makes a completion of a store of your own: a statement with one text parameter. It must fail
+    /// if it does not complete every event.
     pub fn new(sql: impl Into<Arc<str>>, parameter: impl Into<String>) -> Self {
         Self { sql: sql.into(), parameter: Parameter::Text(parameter.into()) }
     }
 
-    /// Makes a completion of a store of this crate: the statement that completes these keys, and the one
-    /// that checks whether this transaction has completed them.
+    /// Makes a completion of a store of this crate: the statement that completes these keys, and
+    /// the one that checks whether this transaction has completed them.
     #[cfg(any(feature = "postgres", feature = "sqlite"))]
     pub(crate) fn new_own(
         [sql, check]: [&Arc<str>; 2],
@@ -128,7 +130,7 @@ impl Completion {
     ) -> Self {
         let event = |(key, terms): &(&DedupKey, &CallTerms)| KeyedTerms {
             key: (*key).clone(),
-            terms: (*terms).clone(),
+            terms: Box::new((*terms).clone()),
         };
         let own = OwnCompletion {
             events: keys.iter().map(event).collect(),
@@ -158,8 +160,8 @@ impl Completion {
         &self.sql
     }
 
-    /// Returns the value of the parameter, a text: `$1` on Postgres, `?1` on SQLite; that of a store of your own is as
-    /// its database writes it.
+    /// Returns the value of the parameter, a text: `$1` on Postgres, `?1` on SQLite; that of a
+    /// store of your own is as its database writes it.
     #[must_use]
     pub fn parameter(&self) -> &str {
         match &self.parameter {
@@ -169,11 +171,11 @@ impl Completion {
         }
     }
 
-    /// Lets the statement be the first that writes in its transaction.
+    /// Allows the statement to be the first write in its transaction.
     ///
-    /// By default it fails there on Postgres, because it could be outside of the handler's transaction, as after
-    /// `&db` in place of `&txn`: it would then complete the events alone. Above READ COMMITTED, complete first: see
-    /// [the guide](crate::guide::transactions).
+    /// By default, such a statement fails on Postgres, because it could be outside the handler's
+    /// transaction, as with `&db` in place of `&txn`: it would then complete the events alone.
+    /// Above READ COMMITTED, complete first: see [the guide](crate::guide::transactions).
     #[must_use]
     pub fn as_first_statement(self) -> Self {
         #[cfg(any(feature = "postgres", feature = "sqlite"))]

@@ -21,9 +21,9 @@ use crate::error::{ConfigError, StoreError};
 ///
 /// # Errors
 ///
-/// [`StoreErrorKind::Config`](crate::StoreErrorKind::Config) with a [`ConfigError`] as its source for a URL
-/// without an adapter in this build. Otherwise the errors of the adapter's own `connect`; for example,
-/// a Postgres URL names one host.
+/// [`StoreErrorKind::Config`](crate::StoreErrorKind::Config) with a [`ConfigError`] as its source
+/// for a URL without an adapter in this build. Otherwise the errors of the adapter's own `connect`;
+/// for example, a Postgres URL names one host.
 pub async fn connect(url: &str) -> Result<Arc<dyn MaintenanceAdapter>, StoreError> {
     let Some((scheme, _)) = url.split_once(':') else { return Err(ConfigError::url().into()) };
     match feature(scheme) {

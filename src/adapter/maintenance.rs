@@ -17,11 +17,13 @@ use crate::key::DedupKey;
 /// A reference to a `dyn MaintenanceAdapter` coerces to a `dyn DedupAdapter`, so
 /// [`connect`](super::connect) returns an adapter for layers and for maintenance.
 pub trait MaintenanceAdapter: DedupAdapter {
-    /// Deletes at most `limit` keys that expired [`PURGE_GRACE`] ago or earlier, and returns how many it has deleted.
-    /// A live lease is never deleted, nor is a lease that lapsed less than `PURGE_GRACE` ago.
+    /// Deletes at most `limit` keys that expired [`PURGE_GRACE`] ago or earlier, and returns how
+    /// many it has deleted. A live lease is never deleted, nor is a lease that lapsed less than
+    /// `PURGE_GRACE` ago.
     ///
-    /// A call that deletes fewer keys than `limit` has left no key to delete, except those that another call has
-    /// locked. A store may [delete expired keys by itself](super::contract::Abilities::expires_keys); then a call deletes nothing.
+    /// A call that deletes fewer keys than `limit` has left no key to delete, except those that
+    /// another call has locked. A store may [delete expired keys by
+    /// itself](super::contract::Abilities::expires_keys); then a call deletes nothing.
     ///
     /// # Errors
     ///
@@ -30,16 +32,18 @@ pub trait MaintenanceAdapter: DedupAdapter {
 
     /// Forgets one key: an operator lets its event run again. A live lease stays.
     ///
-    /// An earlier run that still succeeds, or whose completion is under way, completes the key again.
+    /// An earlier run that still succeeds, or whose completion is under way, completes the key
+    /// again.
     ///
-    /// Of an event with two identities, forget the key. A second identity that is complete for another key makes the
-    /// event a duplicate until it is forgotten, too: the record `same body` or `same event` of
-    /// [`observe`](crate::observe) names it.
+    /// To run an event with two identities again, forget its key. If its second identity is
+    /// complete for another key, the event stays a duplicate until you forget that identity, too.
+    /// The record `same body` or `same event` of [`observe`](crate::observe) names it.
     ///
-    /// An expired row stays in place of the key for [`PURGE_GRACE`] (in memory, until the store needs its room), so that a
-    /// claim or a renewal which is still on its way has no effect. A late call must not undo a completion that came after
-    /// it. Postgres and Redis do not repeat the call after a lost reply: the outcome is then unknown, and
-    /// [`get`](Self::get) shows the key.
+    /// An expired row stays in place of the key for [`PURGE_GRACE`] (in memory, until the store
+    /// needs its room), so that a claim or a renewal which is still on its way has no effect. A
+    /// late call must not undo a completion that came after it. Postgres and Redis do not repeat
+    /// the call after a lost reply: the outcome is then unknown, and [`get`](Self::get) shows the
+    /// key.
     ///
     /// # Errors
     ///
@@ -48,7 +52,8 @@ pub trait MaintenanceAdapter: DedupAdapter {
 
     /// Returns the state of one key and its stored data; `None` for an unknown or expired key.
     ///
-    /// On Postgres, a key that an open transaction has inserted (`record_in`) is unknown until its COMMIT.
+    /// On Postgres, a key that an open transaction has inserted (`record_in`) is unknown until its
+    /// COMMIT.
     ///
     /// Changes nothing. A stored response that cannot be read is no error: see
     /// [`Entry::response_is_unreadable`].
@@ -58,17 +63,19 @@ pub trait MaintenanceAdapter: DedupAdapter {
     /// The store's own errors.
     fn get<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, Option<Entry>>;
 
-    /// Returns the states of these keys, in their order, without stored data: as [`get`](Self::get), `None` for an unknown or
-    /// expired key. A key may occur several times.
+    /// Returns the states of these keys, in their order, without stored data: as
+    /// [`get`](Self::get), `None` for an unknown or expired key. A key may occur several times.
     ///
-    /// The stores of this crate read all of them in one statement, or some of them at once; by default, it is one `get`
-    /// after the other. Pass a few thousand keys: the call has the bound of one statement, and holds every entry in memory.
+    /// The stores of this crate read all of them in one statement, or some of them at once; by
+    /// default, it is one `get` after the other. Pass a few thousand keys: the call has the bound
+    /// of one statement, and holds every entry in memory.
     ///
     /// Changes nothing.
     ///
     /// # Errors
     ///
-    /// [`StoreErrorKind::Corrupt`] if one of the keys is unreadable: `get` says which. Else the store's own errors.
+    /// [`StoreErrorKind::Corrupt`] if one of the keys is unreadable: `get` says which. Else the
+    /// store's own errors.
     fn get_many<'a>(&'a self, keys: &'a [DedupKey]) -> StoreFuture<'a, Vec<Option<Entry>>> {
         Box::pin(async move {
             let mut entries = Vec::with_capacity(keys.len());
@@ -80,18 +87,20 @@ pub trait MaintenanceAdapter: DedupAdapter {
         })
     }
 
-    /// Returns one portion of the keys that `filter` selects, at most `limit` of them (at least one),
-    /// and where the next portion begins. The first call passes no cursor.
+    /// Returns one portion of the keys that `filter` selects, at most `limit` of them (at least
+    /// one), and where the next portion begins. The first call passes no cursor.
     ///
-    /// A call reads a bounded part of the store, also if the filter selects few keys. The SQL adapters read 10,000
-    /// keys, in the order of the primary key, and the [cursor](Listing::next) is the last of them. A key that is written
-    /// during the list may be absent; on Redis it may occur twice. A key that is stuck is not written, so the list has
-    /// it. An unreadable key is left out, and [counted](Listing::unreadable). Changes nothing.
+    /// A call reads a bounded part of the store, also if the filter selects few keys. The SQL
+    /// adapters read 10,000 keys, in the order of the primary key, and the [cursor](Listing::next)
+    /// is the last of them. A key that is written during the list may be absent; on Redis it may
+    /// occur twice. A stuck key is not written, so the list contains it. An unreadable key is left
+    /// out, and [counted](Listing::unreadable). Changes nothing.
     ///
     /// # Errors
     ///
-    /// [`StoreErrorKind::Unsupported`] unless the store announces [`inspection`](super::contract::Abilities::inspection), which
-    /// is the default; [`StoreErrorKind::Refused`] for a cursor of another store; else the store's own errors.
+    /// [`StoreErrorKind::Unsupported`] unless the store announces
+    /// [`inspection`](super::contract::Abilities::inspection), which is the default;
+    /// [`StoreErrorKind::Refused`] for a cursor of another store; else the store's own errors.
     fn list<'a>(
         &'a self,
         filter: &'a ListFilter,
@@ -102,8 +111,8 @@ pub trait MaintenanceAdapter: DedupAdapter {
         Box::pin(async { Err(StoreError::new(StoreErrorKind::Unsupported, "listing keys")) })
     }
 
-    /// Returns how many keys are in each state: exactly for a small store, and about for a large one, of which a
-    /// bounded part is read ([`Stats`]). Changes nothing.
+    /// Returns how many keys are in each state. The numbers are exact for a small store, and
+    /// estimates for a large one, of which a bounded part is read ([`Stats`]). Changes nothing.
     ///
     /// # Errors
     ///
@@ -118,7 +127,8 @@ pub trait MaintenanceAdapter: DedupAdapter {
     fn close(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>>;
 }
 
-/// How long an expired key stays in the store before [`MaintenanceAdapter::purge`] deletes it: one hour.
+/// How long an expired key stays in the store before [`MaintenanceAdapter::purge`] deletes it: one
+/// hour.
 ///
 /// The store's clock may be wrong for a while. Once the clock is right again, rows that still exist
 /// are judged correctly. A clock that is ahead by less than an hour makes no purge delete a
@@ -155,7 +165,8 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// Returns an entry with one attempt, which was no takeover, and without what the other fields hold.
+    /// Returns an entry with one attempt, which was no takeover, and without what the other fields
+    /// hold.
     #[must_use]
     pub const fn new(state: KeyState, first_seen_at: SystemTime, expires_at: SystemTime) -> Self {
         Self {
@@ -180,7 +191,8 @@ impl Entry {
 pub enum KeyState {
     /// A live lease holds the key.
     InFlight,
-    /// The lease has lapsed: the handler's process died or lost the store. The next delivery takes over.
+    /// The lease has lapsed: the handler's process died or lost the store. The next delivery takes
+    /// over.
     Lapsed,
     /// The handler failed. The next delivery runs. A key that an operator
     /// [forgot](MaintenanceAdapter::forget) is released, too, and has expired.
@@ -224,8 +236,8 @@ pub struct Listing {
     /// The selected keys of this portion, without their stored data. The list may be empty while
     /// [`next`](Self::next) is `Some`, because a call reads a bounded part of the store.
     pub keys: Vec<(DedupKey, Entry)>,
-    /// A cursor: where the next portion begins; `None` after the last portion. Its text is the store's own, and means
-    /// nothing to another store.
+    /// A cursor: where the next portion begins; `None` after the last portion. Its text is the
+    /// store's own, and means nothing to another store.
     pub next: Option<String>,
     /// How many keys of this portion are left out, because their data is unreadable.
     pub unreadable: u64,
@@ -236,10 +248,10 @@ pub struct Listing {
 /// [`MaintenanceAdapter::stats`] reads a bounded part of a large store.
 /// `is_exact` is `false` then. [`list`](MaintenanceAdapter::list) reads every key.
 ///
-/// The SQL adapters count the 100,000 keys that expired first, and the 100,000 keys that expire last: with one
-/// retention, these were claimed last. A lapsed or released key between them is not counted as such. On Postgres,
-/// [`rows`](Self::rows) and [`complete`](Self::complete) follow the catalogue's estimate. On SQLite, each number is
-/// the least that there is.
+/// The SQL adapters count the 100,000 keys that expired first, and the 100,000 keys that expire
+/// last: with one retention, these were claimed last. A lapsed or released key between them is not
+/// counted as such. On Postgres, [`rows`](Self::rows) and [`complete`](Self::complete) follow the
+/// catalogue's estimate. On SQLite, each number is a lower bound.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stats {
@@ -270,8 +282,8 @@ pub struct Stats {
 
 #[cfg(any(feature = "redis", feature = "memory"))]
 impl Stats {
-    /// Counts the state of a row, and the time since the row was first seen, since its lease lapsed, or since it
-    /// expired. `None` is an expired row.
+    /// Counts the state of a row, and the time since the row was first seen, since its lease
+    /// lapsed, or since it expired. `None` is an expired row.
     pub(super) fn count(&mut self, state: Option<KeyState>, age: Duration) {
         let (keys, oldest) = match state {
             Some(KeyState::InFlight) => (&mut self.in_flight, Some(&mut self.oldest_in_flight)),
@@ -289,7 +301,8 @@ impl Stats {
 
 #[cfg(feature = "redis")]
 impl Stats {
-    /// Adds the numbers of another part of the same store. `scale` changes each number of keys, for an estimate.
+    /// Adds the numbers of another part of the same store. `scale` changes each number of keys, for
+    /// an estimate.
     pub(super) fn add(&mut self, mut part: Self, scale: impl Fn(u64) -> u64) {
         for (sum, keys) in self.counts().into_iter().zip(part.counts()) {
             *sum = sum.saturating_add(scale(*keys));

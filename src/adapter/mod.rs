@@ -1,11 +1,12 @@
 //! Adapters: the stores that hold the keys.
 //!
-//! This module has the adapters and their options. [`contract`] is for authors of stores, and [`maintenance`] for
-//! operators: statistics, lists, `forget`.
+//! This module has the adapters and their options. [`contract`] is for authors of stores, and
+//! [`maintenance`] for operators: statistics, lists, `forget`.
 //!
 //! # Choosing a store at run time
 //!
-//! [`connect`] takes a URL and returns an `Arc<dyn `[`MaintenanceAdapter`](maintenance::MaintenanceAdapter)`>`, which is an adapter for
+//! [`connect`] takes a URL and returns an
+//! `Arc<dyn `[`MaintenanceAdapter`](maintenance::MaintenanceAdapter)`>`, which is an adapter for
 //! every layer:
 //!
 //! ```

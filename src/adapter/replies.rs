@@ -11,8 +11,9 @@ use super::stored::StoredData;
 pub struct Seen {
     /// The time since the event was first seen, by the store's clock.
     pub age: Duration,
-    /// The data that is stored with the key. `None` under [`Fetch::Nothing`](super::contract::Fetch::Nothing).
-    /// Otherwise `Some`, with an empty [`StoredData`] where nothing was stored.
+    /// The data that is stored with the key. `None` under
+    /// [`Fetch::Nothing`](super::contract::Fetch::Nothing). Otherwise `Some`, with an empty
+    /// [`StoredData`] where nothing was stored.
     pub stored: Option<Arc<StoredData>>,
 }
 
@@ -33,8 +34,8 @@ impl Seen {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ClaimReply {
-    /// The caller holds the key. Under [`Permanence::OnClaim`](super::contract::Permanence::OnClaim) the key is
-    /// complete.
+    /// The caller holds the key. Under
+    /// [`Permanence::OnClaim`](super::contract::Permanence::OnClaim) the key is complete.
     #[non_exhaustive]
     First {
         /// How often the key was claimed, this time included.
@@ -62,8 +63,8 @@ impl ClaimReply {
 pub enum RenewReply {
     /// The caller holds the key for another lease.
     Held,
-    /// An open transaction holds the row of the key, as that of a handler that completes its event. Nothing changed, and
-    /// the caller asks again soon.
+    /// An open transaction holds the row of the key, as that of a handler that completes its event.
+    /// Nothing changed, and the caller asks again soon.
     Locked,
     /// Another token holds the key, or the key is complete or released. Nothing changed.
     Lost,
@@ -77,6 +78,7 @@ pub enum CompleteReply {
     Held,
     /// The caller did not hold the key: another handler may have run. The key is complete.
     LeaseLost,
-    /// The store did not know the key, and the caller's completion is the first. The key is complete now.
+    /// The store did not know the key, and the caller's completion is the first. The key is
+    /// complete now.
     Inserted,
 }

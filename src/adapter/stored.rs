@@ -25,9 +25,9 @@ pub enum Fetch {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct StoredData {
-    /// The SHA-256 of the payload that was handled, if the layer compares payloads or the event has a
-    /// [content identity](crate::KeyExtractor::content_identity). With a second identity, that of the namespace, a zero
-    /// byte and the id of its event's key.
+    /// The SHA-256 of the payload that was handled, if the layer compares payloads or the event has
+    /// a [content identity](crate::KeyExtractor::content_identity). In the row of a second
+    /// identity, this is the SHA-256 of the namespace, a zero byte and the id of the event's key.
     pub payload_sha256: Option<[u8; 32]>,
     /// The handler's response, if the layer replays responses.
     pub response: Option<Arc<StoredResponse>>,
@@ -97,8 +97,8 @@ mod form {
     use crate::error::{StoreError, StoreErrorKind};
 
     impl StoredResponse {
-        /// Returns the headers as a JSON array of pairs of strings. A value that is not UTF-8 is left out; the layer stores no
-        /// response with such a value.
+        /// Returns the headers as a JSON array of pairs of strings. A value that is not UTF-8 is
+        /// left out; the layer stores no response with such a value.
         pub(crate) fn headers_json(&self) -> String {
             let pairs: Vec<(&str, &str)> = self
                 .headers
@@ -111,8 +111,8 @@ mod form {
             serde_json::to_string(&pairs).unwrap_or_default()
         }
 
-        /// Makes a response of the parts that a store holds. The error is [`StoreErrorKind::Corrupt`] if the status or the headers
-        /// are unreadable.
+        /// Makes a response of the parts that a store holds. The error is
+        /// [`StoreErrorKind::Corrupt`] if the status or the headers are unreadable.
         pub(crate) fn from_stored(
             status: i64,
             headers_json: &str,

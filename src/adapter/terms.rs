@@ -7,8 +7,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use super::stored::{Fetch, StoredData, StoredResponse};
 use crate::key::{DedupKey, event_type};
 
-/// The name of one claim: 128 random bits. The caller makes them *before* the call, so that a call whose
-/// reply was lost can be repeated or released.
+/// The name of one claim: 128 random bits. The caller makes them *before* the call, so that a call
+/// whose reply was lost can be repeated or released.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Token([u8; 16]);
 
@@ -65,11 +65,12 @@ pub(crate) struct Terms {
 #[derive(Debug, Clone)]
 pub(crate) struct KeyedTerms {
     pub(crate) key: DedupKey,
-    pub(crate) terms: CallTerms,
+    /// Boxed, because lists of keys are moved often.
+    pub(crate) terms: Box<CallTerms>,
 }
 
-/// Set once the store has returned that a key is complete. The caller reads it after an error or a timeout of the rest
-/// of the call.
+/// Set once the store has returned that a key is complete. The caller reads it after an error or a
+/// timeout of the rest of the call.
 pub(crate) type DuplicateNote = Arc<OnceLock<()>>;
 
 /// When a claimed key becomes permanent.
@@ -133,8 +134,8 @@ impl CallTerms {
     }
 
     /// Adds the type of the event, which a store with the ability
-    /// [`inspection`](super::contract::Abilities::inspection) holds with a new key. A text that is no
-    /// [type](crate::key::Event::with_event_type) is ignored.
+    /// [`inspection`](super::contract::Abilities::inspection) holds with a new key. A text that is
+    /// no [type](crate::key::Event::with_event_type) is ignored.
     #[must_use]
     pub fn with_event_type(self, event_type: &str) -> Self {
         Self { event_type: self::event_type(event_type), ..self }
@@ -153,9 +154,9 @@ impl CallTerms {
         self
     }
 
-    /// Sets when the event was handled, for a claim under [`Permanence::OnClaim`] of an event that another program has
-    /// handled: the key was completed then, a new key was first seen then, and the retention counts from then on. A time
-    /// in the future counts as now.
+    /// Sets when the event was handled, for a claim under [`Permanence::OnClaim`] of an event that
+    /// another program has handled: the key was completed then, a new key was first seen then, and
+    /// the retention counts from then on. A time in the future counts as now.
     #[must_use]
     pub const fn with_handled_at(mut self, time: SystemTime) -> Self {
         self.shared.handled_at = Some(time);
@@ -168,14 +169,15 @@ impl CallTerms {
         self.shared.handled_at
     }
 
-    /// Returns when the event was handled, in milliseconds since the Unix epoch, at most 1,000 years; `None` if it is
-    /// handled now.
+    /// Returns when the event was handled, in milliseconds since the Unix epoch, at most 1,000
+    /// years; `None` if it is handled now.
     #[must_use]
     pub fn handled_at_ms(&self) -> Option<i64> {
         self.handled_at().map(|at| saturating_ms(at.duration_since(UNIX_EPOCH).unwrap_or_default()))
     }
 
-    /// Returns the SHA-256 of the payload to store with the key once it is complete; `None` if there is none.
+    /// Returns the SHA-256 of the payload to store with the key once it is complete; `None` if
+    /// there is none.
     #[must_use]
     pub const fn payload_sha256(&self) -> Option<[u8; 32]> {
         self.payload_sha256
@@ -204,7 +206,8 @@ impl CallTerms {
         self.shared.token
     }
 
-    /// Returns how long the key is remembered: from its claim on, or from [`handled_at`](Self::handled_at) on.
+    /// Returns how long the key is remembered: from its claim on, or from
+    /// [`handled_at`](Self::handled_at) on.
     #[must_use]
     pub const fn retention(&self) -> Duration {
         self.shared.retention
@@ -228,8 +231,8 @@ impl CallTerms {
         self.shared.lease()
     }
 
-    /// Returns the retention in whole milliseconds, at most 1,000 years: added to the present it overflows the times of no
-    /// store.
+    /// Returns the retention in whole milliseconds, at most 1,000 years: added to the present it
+    /// overflows the times of no store.
     #[must_use]
     pub fn retention_ms(&self) -> i64 {
         saturating_ms(self.shared.retention)
@@ -241,8 +244,8 @@ impl CallTerms {
         saturating_ms(self.lease())
     }
 
-    /// Notes that the key of a claim is complete, before its stored data is read in a second step: no handler runs for a
-    /// known duplicate, also if this step fails or the layer drops the call.
+    /// Notes that the key of a claim is complete, before its stored data is read in a second step:
+    /// no handler runs for a known duplicate, also if this step fails or the layer drops the call.
     pub fn note_duplicate(&self) {
         if let Some(note) = &self.note {
             let _ = note.set(());
@@ -250,7 +253,8 @@ impl CallTerms {
     }
 }
 
-/// The longest time of the stores is that of Redis: 2^48 milliseconds since the Unix epoch, in the year 10889.
+/// The longest time of the stores is that of Redis: 2^48 milliseconds since the Unix epoch, in the
+/// year 10889.
 fn saturating_ms(duration: Duration) -> i64 {
     const MOST: i64 = 1_000 * 365 * 86_400_000;
     i64::try_from(duration.as_millis()).map_or(MOST, |ms| ms.min(MOST))

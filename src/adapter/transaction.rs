@@ -1,5 +1,5 @@
-//! Transactions of handlers in which a store of this crate completes events: how they begin over sqlx,
-//! the parameter of their completion, and what their errors mean.
+//! Transactions of handlers in which a store of this crate completes events: how they begin over
+//! sqlx, the parameter of their completion, and what their errors mean.
 
 use std::future::Future;
 use std::time::Duration;
@@ -14,7 +14,8 @@ use super::terms::KeyedTerms;
 use crate::error::StoreError;
 use crate::key::{DedupKey, hex};
 
-/// A connection on which a transaction may begin, the right to it, and the statement that begins it.
+/// A connection on which a transaction may begin, the right to it, and the statement that begins
+/// it.
 pub(crate) type Connected<DB> = (PoolConnection<DB>, <DB as CompletionDatabase>::Turn, String);
 
 /// Prevents implementations of [`CompletionDatabase`] and [`CompletionConnection`] in other crates.
@@ -26,25 +27,26 @@ pub trait CompletionDatabase: Database<Connection: CompletionConnection> + Seale
     #[doc(hidden)]
     type Turn: Send + Sync + 'static;
 
-    /// Returns a connection of the pool once a transaction may begin on it. Returns `None` if the store is of
-    /// another crate, or completes its events in another kind of database. The statement that begins the
-    /// transaction fails in one that was left open.
+    /// Returns a connection of the pool once a transaction may begin on it. Returns `None` if the
+    /// store is of another crate, or completes its events in another kind of database. The
+    /// statement that begins the transaction fails in one that was left open.
     #[doc(hidden)]
     fn connect<E: From<StoreError> + From<sqlx::Error> + Send>(
         completion: &Completion,
         pool: &Pool<Self>,
     ) -> impl Future<Output = Result<Option<Connected<Self>>, E>> + Send;
 
-    /// How long sqlx may test an idle connection of a pool, which may have fallen silent. `None` if it leads to no other
-    /// machine.
+    /// How long sqlx may test an idle connection of a pool, which may have fallen silent. `None` if
+    /// it leads to no other machine.
     #[doc(hidden)]
     const TEST_TIMEOUT: Option<Duration>;
 }
 
-/// A connection of sqlx on which [`Delivery::complete_in`](crate::Delivery::complete_in) completes events.
+/// A connection of sqlx on which [`Delivery::complete_in`](crate::Delivery::complete_in) completes
+/// events.
 pub trait CompletionConnection: Connection + Sealed {
-    /// Completes the events in a transaction that this crate has begun and marked. An error if that transaction has
-    /// ended. `is_last`: the COMMIT follows.
+    /// Completes the events in a transaction that this crate has begun and marked. An error if that
+    /// transaction has ended. `is_last`: the COMMIT follows.
     #[doc(hidden)]
     fn complete_marked(
         &mut self,
@@ -52,7 +54,8 @@ pub trait CompletionConnection: Connection + Sealed {
         is_last: bool,
     ) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
 
-    /// Returns whether this transaction has completed the events, and still is the one that this crate has begun.
+    /// Returns whether this transaction has completed the events, and still is the one that this
+    /// crate has begun.
     #[doc(hidden)]
     fn is_completed(
         &mut self,
@@ -66,7 +69,8 @@ pub trait CompletionConnection: Connection + Sealed {
         completion: &Completion,
     ) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
 
-    /// Returns whether somebody has left a transaction open that sqlx does not know of. So does a connection that is broken.
+    /// Returns whether somebody has left a transaction open that sqlx does not know of. So does a
+    /// connection that is broken.
     #[doc(hidden)]
     fn is_left_open(&mut self) -> impl Future<Output = bool> + Send;
 }
@@ -74,17 +78,18 @@ pub trait CompletionConnection: Connection + Sealed {
 impl OwnCompletion {
     /// Returns the terms of its events; `None` without an event.
     pub(super) fn terms(&self) -> Option<&CallTerms> {
-        self.events.first().map(|event| &event.terms)
+        self.events.first().map(|event| &*event.terms)
     }
 
-    /// Returns the mark of a transaction that this crate begins: the token in hex. Nobody reads it without an event.
+    /// Returns the mark of a transaction that this crate begins: the token in hex. Nobody reads it
+    /// without an event.
     pub(super) fn mark(&self) -> String {
         self.terms().map(|terms| hex(terms.token().as_bytes())).unwrap_or_default()
     }
 
-    /// Returns the text of a JSON object: the events as `event` names each with the hex digits of its
-    /// payload's SHA-256, their terms, and the response that is stored with all of them. Bytes are in hex.
-    /// `idle_ms` bounds an idle transaction that this crate has not begun.
+    /// Returns the text of a JSON object: the events as `event` names each with the hex digits of
+    /// its payload's SHA-256, their terms, and the response that is stored with all of them. Bytes
+    /// are in hex. `idle_ms` bounds an idle transaction that this crate has not begun.
     pub(super) fn json(
         &self,
         idle_ms: Option<i32>,
@@ -105,8 +110,8 @@ impl OwnCompletion {
             "mark": is_marked.then(|| self.mark()),
             // The mark shows the transaction, whatever was written before.
             "first": self.within != Within::Written,
-            // The layer adds the response to the complete row. Until then the event is in flight for its
-            // duplicates, for a lease at most: the lease of the claim may be over.
+            // The layer adds the response to the complete row. Until then the event is in flight
+            // for its duplicates, for a lease at most: the lease of the claim may be over.
             "lease_ms": awaits.map(|terms| terms.lease_ms().min(retention_ms)),
             "retention_ms": retention_ms,
             // A marked transaction has the bound from its beginning.
@@ -152,7 +157,8 @@ const REFUSALS: [(&str, TransactionFault); 5] = [
 
 /// Returns what an error of sqlx means.
 ///
-/// SQLSTATEs: <https://www.postgresql.org/docs/current/errcodes-appendix.html>. Result codes of SQLite:
+/// SQLSTATEs: <https://www.postgresql.org/docs/current/errcodes-appendix.html>. Result codes of
+/// SQLite:
 /// <https://sqlite.org/rescode.html>.
 pub(crate) fn fault(error: &sqlx::Error) -> TransactionFault {
     let sqlx::Error::Database(error) = error else {
@@ -195,11 +201,12 @@ pub(crate) fn fault(error: &sqlx::Error) -> TransactionFault {
     }
 }
 
-/// Begins a transaction; `None` for the stores of [`connect`](CompletionDatabase::connect)'s `None`.
+/// Begins a transaction; `None` for the stores of [`connect`](CompletionDatabase::connect)'s
+/// `None`.
 ///
 /// `BEGIN` has a task of its own: in sqlx up to 0.9.0, a dropped one leaves its connection in a
-/// transaction ([sqlx#4385](https://github.com/transact-rs/sqlx/issues/4385)). Closes connections that
-/// are in a transaction already: no other begins on them.
+/// transaction ([sqlx#4385](https://github.com/transact-rs/sqlx/issues/4385)). Closes connections
+/// that are in a transaction already: no other begins on them.
 pub(crate) async fn begin<
     DB: CompletionDatabase,
     E: From<StoreError> + From<sqlx::Error> + Send,
@@ -224,9 +231,9 @@ pub(crate) async fn begin<
     Ok(tokio::spawn(begin).await.unwrap_or(Err(sqlx::Error::WorkerCrashed))?)
 }
 
-/// Returns a connection that is in no transaction, as far as sqlx knows. Closes the others: a transaction of the user's
-/// has ended without sqlx's knowledge, or is open still. Nobody would commit what is written in it, and it does not see
-/// what others have written since.
+/// Returns a connection that is in no transaction, as far as sqlx knows. Closes the others: a
+/// transaction of the user's has ended without sqlx's knowledge, or is open still. Nobody would
+/// commit what is written in it, and it does not see what others have written since.
 pub(crate) async fn acquire<DB: CompletionDatabase>(
     pool: &Pool<DB>,
 ) -> sqlx::Result<PoolConnection<DB>> {
@@ -241,9 +248,11 @@ pub(crate) async fn acquire<DB: CompletionDatabase>(
     Err(sqlx::Error::PoolTimedOut)
 }
 
-/// Returns a connection of the pool. sqlx tests an idle one without a bound, and one that has fallen silent never replies.
+/// Returns a connection of the pool. sqlx tests an idle one without a bound, and one that has
+/// fallen silent never replies.
 async fn tested<DB: CompletionDatabase>(pool: &Pool<DB>) -> sqlx::Result<PoolConnection<DB>> {
-    // Without an idle connection there is none to test, and whoever waits for a busy pool keeps its place in the line.
+    // Without an idle connection there is none to test, and a caller that waits for a busy pool
+    // keeps its place in the queue.
     let Some(bound) = DB::TEST_TIMEOUT.filter(|_| pool.num_idle() > 0) else {
         return pool.acquire().await;
     };
@@ -251,8 +260,8 @@ async fn tested<DB: CompletionDatabase>(pool: &Pool<DB>) -> sqlx::Result<PoolCon
         Err(_) | Ok(Err(sqlx::Error::PoolTimedOut)) => {}
         Ok(acquired) => return acquired,
     }
-    // sqlx has closed the connection, because its test was dropped. The machine behind it may have gone, and with it the
-    // other connections.
+    // sqlx has closed the connection, because its test was dropped. The machine behind it may have
+    // gone, and with it the other connections.
     while let Some(idle) = pool.try_acquire() {
         drop(idle.detach());
     }
@@ -262,8 +271,9 @@ async fn tested<DB: CompletionDatabase>(pool: &Pool<DB>) -> sqlx::Result<PoolCon
 /// How long one idle connection is asked. It may have fallen silent.
 const ASK: Duration = Duration::from_millis(100);
 
-/// Closes the connection that was left open in a transaction, and returns another one. sqlx has given it back to the pool,
-/// so the idle connections are asked. If a task has got it in between, that one fails.
+/// Closes the connection that was left open in a transaction, and returns another one. sqlx has
+/// given it back to the pool, so the idle connections are asked. If a task has got it in between,
+/// that one fails.
 async fn after_closing_one<DB: CompletionDatabase>(
     pool: &Pool<DB>,
 ) -> sqlx::Result<PoolConnection<DB>> {
@@ -284,8 +294,8 @@ async fn after_closing_one<DB: CompletionDatabase>(
     Ok(connection)
 }
 
-/// Returns whether a transaction did not begin because its connection is in one: one that goes on, or one that an error has
-/// aborted.
+/// Returns whether a transaction did not begin because its connection is in one: one that goes on,
+/// or one that an error has aborted.
 pub(super) fn is_left_open(error: &sqlx::Error) -> bool {
     let Some(error) = error.as_database_error() else { return false };
     match error.code().as_deref() {

@@ -8,7 +8,7 @@ use crate::error::{ConfigError, KeyError};
 
 /// Reads a key for every event of a JSON array. [`each`] makes it.
 ///
-/// 1. A pointer names the array. In the pointer, `*` stands for every item of an array on the way:
+/// 1. A pointer names the array. In the pointer, `*` stands for every item of an array in the path:
 ///    `/entry/*/changes/*/value/messages` names an array for every change of every entry.
 /// 2. The part is read once for each item. It sees the head of the delivery and, as the body, the
 ///    item's own bytes. So JSON pointers start at the item, and
@@ -18,7 +18,7 @@ use crate::error::{ConfigError, KeyError};
 ///    part of a duplicate.
 /// 4. If all arrays are empty, the result is [`Bypass`](super::Extracted::Bypass): nothing has to
 ///    be deduplicated, and after a 400 the sender would retry.
-/// 5. A value that is no array, and a name that occurs twice on the way, are malformed.
+/// 5. A value that is not an array, and a name that occurs twice in the path, are malformed.
 /// 6. A delivery has at most 65,536 events. All ids of a delivery have at most 32 MiB together,
 ///    because a long header would be part of each.
 /// 7. Events are slices of the body, not copies. The head is read once, so the time is linear in
@@ -30,10 +30,11 @@ pub struct EachKey {
     payload: bool,
 }
 
-/// Reads `part` from each event of the array at a JSON pointer (RFC 6901). In the pointer, `*` stands for every
-/// item of an array on the way.
+/// Reads `part` from each event of the array at a JSON pointer (RFC 6901). In the pointer, `*`
+/// stands for every item of an array in the path.
 ///
-/// A text that is not a pointer makes an [invalid](super::KeyExtractor::checked) key: see [`json`](super::json).
+/// A text that is not a pointer makes an [invalid](super::KeyExtractor::checked) key: see
+/// [`json`](super::json).
 ///
 /// # Example
 ///
@@ -73,7 +74,8 @@ impl EachKey {
         self
     }
 
-    /// Reads the [type](super::Event::with_event_type) of each event with `part`, as it reads the key.
+    /// Reads the [type](super::Event::with_event_type) of each event with `part`, as it reads the
+    /// key.
     pub(crate) fn event_type(mut self, part: KeyPart) -> Self {
         self.part = self.part.with_event_type(part);
         self
@@ -90,8 +92,8 @@ impl EachKey {
         };
         let part = self.part.with_head_of(&request);
         let mut missing = false;
-        // All events are read even if one has no key, because a malformed value is reported before a
-        // missing value.
+        // All events are read even if one has no key, because a malformed value is reported before
+        // a missing value.
         for (index, body) in bodies.iter().enumerate() {
             let id = part.read(&request.with_body(body)).map_err(|error| {
                 KeyError::new(error.kind(), format!("{} of event {index}", error.place()))

@@ -80,7 +80,8 @@ impl EventPart {
     }
 }
 
-/// Reads the type of an event. A malformed type is none, because a label must not make a delivery fail.
+/// Reads the type of an event. A malformed type is none, because a label must not make a delivery
+/// fail.
 pub(super) fn read_type(part: &KeyPart, request: &RequestRef<'_>) -> Option<Arc<str>> {
     event_type(&part.read(request).ok()??)
 }

@@ -22,8 +22,8 @@ const MAX_ID_BYTES: usize = 32 << 20;
 pub enum Extracted {
     /// The delivery's keys.
     Keys(Keys),
-    /// No event: a [handshake](super::KeyExtractor::handshake_when), or a request that reaches the handler
-    /// without [deduplication](super::KeyExtractor::bypass_when).
+    /// No event: a [handshake](super::KeyExtractor::handshake_when), or a request that reaches the
+    /// handler without [deduplication](super::KeyExtractor::bypass_when).
     Bypass,
     /// The key is missing: the layer's policy decides.
     Missing,
@@ -39,7 +39,7 @@ pub(crate) struct Events<'e> {
     /// Reads the type of an event to which the rule gives none.
     event_type: Option<&'e KeyPart>,
     events: Vec<Event>,
-    /// Of all ids, and of all second identities.
+    /// The bytes of all ids, and of all second identities.
     id_bytes: [usize; 2],
     /// Takes the key of the first event of a list, after which the list is too long.
     first: Option<&'e OnceCell<DedupKey>>,
@@ -78,8 +78,8 @@ impl<'e> Events<'e> {
         Ok(Extracted::Keys(self.event(found, &request)?.into()))
     }
 
-    /// Adds the type and the second identity to the event that a closure found, if it is one event and
-    /// has none.
+    /// Adds the type and the second identity to the event that a closure found, if it is one event
+    /// and has none.
     pub(super) fn of_closure(mut self, mut found: Extracted) -> Result<Extracted, KeyError> {
         if let Extracted::Keys(keys) = &mut found
             && let [event] = &mut *keys.events
@@ -90,7 +90,8 @@ impl<'e> Events<'e> {
         Ok(found)
     }
 
-    /// Adds an event of a list with its own bytes, which are its payload if they are the same on every attempt.
+    /// Adds an event of a list with its own bytes, which are its payload if they are the same on
+    /// every attempt.
     pub(crate) fn push(
         &mut self,
         found: FoundId<'_>,

@@ -41,8 +41,9 @@ pub(crate) type Reader = fn(Events<'_>) -> Result<Extracted, KeyError>;
 /// It is made by [`KeyPart::namespace`], [`EachKey::namespace`] or [`KeyExtractor::from_fn`], or
 /// from a preset of [`provider`](crate::provider). Cloning is cheap.
 ///
-/// A preset also has the methods of its sender, and how long the sender may deliver an event again. For a sender of your
-/// own, set [`methods`](crate::DedupLayer::methods) and [`retention`](crate::DedupLayer::retention) of the layer.
+/// A preset also has the methods of its sender, and how long the sender may deliver an event again.
+/// For a sender of your own, set [`methods`](crate::DedupLayer::methods) and
+/// [`retention`](crate::DedupLayer::retention) of the layer.
 ///
 /// ```
 /// use tower_dedup::{KeyExtractor, key, provider};
@@ -91,7 +92,8 @@ impl Rule {
 }
 
 impl KeyPart {
-    /// Makes an extractor of keys in this [namespace](KeyExtractor::namespace), which the layer takes.
+    /// Makes an extractor of keys in this [namespace](KeyExtractor::namespace), which the layer
+    /// takes.
     #[must_use]
     pub fn namespace(self, namespace: &str) -> KeyExtractor {
         KeyExtractor::new(namespace, Rule::part(self))
@@ -99,7 +101,8 @@ impl KeyPart {
 }
 
 impl EachKey {
-    /// Makes an extractor of keys in this [namespace](KeyExtractor::namespace), which the layer takes.
+    /// Makes an extractor of keys in this [namespace](KeyExtractor::namespace), which the layer
+    /// takes.
     #[must_use]
     pub fn namespace(self, namespace: &str) -> KeyExtractor {
         KeyExtractor::new(namespace, Rule::Each(self))
@@ -132,8 +135,8 @@ impl KeyExtractor {
     /// Makes an extractor from a closure, for keys that neither a part nor [`each`](super::each)
     /// can express.
     ///
-    /// The closure gives every key its namespace. `namespace` is used for body digests only; one that is
-    /// [refused](Self::namespace) makes an [invalid](Self::checked) key.
+    /// The closure gives every key its namespace. `namespace` is used for body digests only. If it
+    /// is [refused](Self::namespace), the key is [invalid](Self::checked).
     ///
     /// # Example
     ///
@@ -160,8 +163,8 @@ impl KeyExtractor {
         Self::new(namespace, Rule::Fn(Arc::new(extract)))
     }
 
-    /// Returns the extractor, if it is valid. [`DedupLayer::checked`](crate::DedupLayer::checked) does the same
-    /// for the key of a layer.
+    /// Returns the extractor, if it is valid. [`DedupLayer::checked`](crate::DedupLayer::checked)
+    /// does the same for the key of a layer.
     ///
     /// ```
     /// use tower_dedup::key;
@@ -173,9 +176,10 @@ impl KeyExtractor {
     ///
     /// # Errors
     ///
-    /// - A namespace that is not 1 to 64 bytes without control characters, with `.` and the label for a second
-    ///   identity, or that ends with `.body`, as those of content identities do. Under
-    ///   [`namespace_by`](Self::namespace_by), either of them if it is longer than 47 bytes once it is escaped.
+    /// - A namespace that is not 1 to 64 bytes without control characters. For a second identity,
+    ///   the length includes `.` and the label. Under [`namespace_by`](Self::namespace_by), each of
+    ///   them is at most 47 bytes long once it is escaped.
+    /// - A namespace that ends with `.body`, because those of content identities do.
     /// - A label of an [alias](Self::alias) that is empty or holds a `.`, and an alias
     ///   that reads a [`body_digest`](super::body_digest), which is a content identity.
     /// - An invalid name of a header, and an invalid JSON pointer.
@@ -214,16 +218,16 @@ impl KeyExtractor {
 
     /// Adds a value that a closure reads from the request to the namespace: `{namespace}:{value}`.
     ///
-    /// The value can be the route. This is for one layer over several routes that receive one event,
-    /// if each route's handler has to see the event. If the value is missing, empty or blank, the layer
-    /// answers 400, because a key in the wrong namespace would lose the event. The value is part of
-    /// the key: a renamed route has no keys.
+    /// The value can be the route. This is for one layer over several routes that receive one
+    /// event, if each route's handler has to see the event. If the value is missing, empty or
+    /// blank, the layer answers 400, because a key in the wrong namespace would lose the event. The
+    /// value is part of the key: a renamed route has no keys.
     ///
     /// Two different pairs of namespace and value never give one namespace:
     ///
     /// 1. In the namespace, `%` becomes `%25` and `:` becomes `%3A`. The value stays as it is.
-    /// 2. The first 16 hex digits of its SHA-256 replace a value with a control character, and a value
-    ///    that makes the namespace longer than 64 bytes.
+    /// 2. The first 16 hex digits of its SHA-256 replace a value with a control character, and a
+    ///    value that makes the namespace longer than 64 bytes.
     /// 3. They also replace a value of 16 digits from `0` to `9` and `a` to `f`, which could be the
     ///    digest of another value.
     ///
@@ -266,14 +270,14 @@ impl KeyExtractor {
         self
     }
 
-    /// Gives every event another name, an *alias*: the event is a duplicate if *either* of its identities is
-    /// complete.
+    /// Gives every event another name, an *alias*: the event is a duplicate if *either* of its
+    /// identities is complete.
     ///
-    /// This is for senders that report one change by two events with different ids. For a sender that does
-    /// not sign the id, see [`content_identity`](Self::content_identity). The alias
-    /// is in the namespace `{namespace}.{label}`. An [`EachKey`] reads it from the event,
-    /// as it reads the key. A closure ([`from_fn`](Self::from_fn)) sets the aliases of a
-    /// multi-event delivery itself. An event without the value has one identity.
+    /// This is for senders that report one change by two events with different ids. For a sender
+    /// that does not sign the id, see [`content_identity`](Self::content_identity). The alias is in
+    /// the namespace `{namespace}.{label}`. An [`EachKey`] reads it from the event, as it reads the
+    /// key. A closure ([`from_fn`](Self::from_fn)) sets the aliases of a multi-event delivery
+    /// itself. An event without the value has one identity.
     ///
     /// A later, real change of the same object may share the alias. It is then a
     /// duplicate until the retention ends.
@@ -285,18 +289,19 @@ impl KeyExtractor {
         self
     }
 
-    /// Makes the SHA-256 of the body a second identity of every event: an event is a duplicate if its key
-    /// *or* its body is complete.
+    /// Makes the SHA-256 of the body a second identity of every event: an event is a duplicate if
+    /// its key *or* its body is complete.
     ///
     /// This is for senders that sign the body and not the id
-    /// ([`Preset::signed_id`](crate::provider::Preset::signed_id)). Whoever reads one delivery, and cannot
-    /// sign, could send it again under another id; it is a duplicate by its body, and the other id stays
-    /// free. Two real events with the same bytes are one event.
+    /// ([`Preset::signed_id`](crate::provider::Preset::signed_id)). An attacker who has read a
+    /// delivery, and cannot sign, may send it again under another id. It is then a duplicate by its
+    /// body, and the other id stays free. Two real events with the same bytes are one event.
     ///
-    /// With the key, the store keeps the SHA-256 of the body. A complete key that comes with another body is a duplicate
-    /// and is reported as a payload mismatch, as [`compare_payload`](crate::DedupLayer::compare_payload) of the body
-    /// does. [The guide](crate::guide::keys#an-id-that-is-not-signed) says what an attacker can do, and what the
-    /// identity costs.
+    /// With the key, the store keeps the SHA-256 of the body. A complete key that comes with
+    /// another body is a duplicate and is reported as a payload mismatch, as
+    /// [`compare_payload`](crate::DedupLayer::compare_payload) of the body does. [The
+    /// guide](crate::guide::keys#an-id-that-is-not-signed) says what an attacker can do, and what
+    /// the identity costs.
     ///
     /// The identity is `body_` and 64 hex digits in the namespace `{namespace}.body`. An
     /// [`EachKey`] takes the bytes of each event. An empty body has no digest.
@@ -308,7 +313,8 @@ impl KeyExtractor {
     /// use tower_dedup::key;
     ///
     /// let orders = key::header("x-id").namespace("orders").content_identity();
-    /// # let (head, body) = http::Request::post("/").header("x-id", "1").body("{}".into())?.into_parts();
+    /// # let request = http::Request::post("/").header("x-id", "1").body("{}".into())?;
+    /// # let (head, body) = request.into_parts();
     /// # let found = orders.extract(&tower_dedup::key::RequestRef::new(&head, &body));
     /// # let Ok(tower_dedup::key::Extracted::Keys(keys)) = found else { panic!("keys") };
     /// # let second = keys.events()[0].content_identity().unwrap();
@@ -322,17 +328,20 @@ impl KeyExtractor {
         self
     }
 
-    /// Reads the type of an event with `part`: the name that the sender gives to this kind of event.
+    /// Reads the type of an event with `part`: the name that the sender gives to this kind of
+    /// event.
     ///
-    /// Operators see it, and [`Delivery::event_type`](crate::Delivery::event_type) returns it. It is no
-    /// part of the key. A header is seldom signed: read the type from the signed body if it is there. A missing or malformed type, or one that is longer than 100 bytes, is none. An
+    /// Operators see it, and [`Delivery::event_type`](crate::Delivery::event_type) returns it. It
+    /// is not a part of the key. A header is seldom signed: read the type from the signed body if
+    /// the body has it. A type that is missing, malformed or longer than 100 bytes is ignored. An
     /// [`EachKey`] reads it from the event, as it reads the key.
     ///
     /// ```
     /// use tower_dedup::key;
     ///
     /// let orders = key::json("/id").namespace("orders").event_type(key::json("/kind"));
-    /// # let (head, body) = http::Request::post("/").body(r#"{"id": 1, "kind": "order.paid"}"#.into())?.into_parts();
+    /// # let body = r#"{"id": 1, "kind": "order.paid"}"#;
+    /// # let (head, body) = http::Request::post("/").body(body.into())?.into_parts();
     /// # let found = orders.extract(&key::RequestRef::new(&head, &body));
     /// # let Ok(key::Extracted::Keys(keys)) = found else { panic!("keys") };
     /// # assert_eq!(keys.events()[0].event_type(), Some("order.paid"));
@@ -353,7 +362,8 @@ impl KeyExtractor {
     /// Lets the requests for which `is_no_event` returns `true` reach the handler without
     /// deduplication. A second call adds to the first.
     ///
-    /// For requests that carry no event and need the handler's response, such as the challenge of Slack.
+    /// For requests that carry no event and need the handler's response. For the challenges of the
+    /// presets' senders, there is a [layer](crate::guide::verification#handshakes).
     #[must_use]
     pub fn bypass_when<F>(mut self, is_no_event: F) -> Self
     where
@@ -363,14 +373,15 @@ impl KeyExtractor {
         self
     }
 
-    /// Lets the layer answer the requests for which `is_handshake` returns `true`: 200, with the result
-    /// `handshake`. A second call adds to the first.
+    /// Lets the layer answer the requests for which `is_handshake` returns `true`: 200, with the
+    /// result `handshake`. A second call adds to the first.
     ///
-    /// For requests that carry no event and need no more than a 2xx, such as the ping of GitHub. So a
-    /// handler that takes a [`Delivery`](crate::Delivery) serves the hook from its first request on. The store learns
-    /// nothing of it, so `is_handshake` must look at what the sender signs.
+    /// For requests that carry no event and need no more than a 2xx, such as the ping of GitHub. So
+    /// a handler that takes a [`Delivery`](crate::Delivery) serves the hook from its first request
+    /// on. The layer makes no call to the store, so `is_handshake` must look at what the sender
+    /// signs.
     ///
-    /// An answer follows [`require_verified`](crate::DedupLayer::require_verified). In
+    /// [`require_verified`](crate::DedupLayer::require_verified) applies before the answer. In
     /// [shadow](crate::Mode::Shadow), and with
     /// [`handshakes_to_handler`](crate::DedupLayer::handshakes_to_handler), the request reaches the
     /// handler as under [`bypass_when`](Self::bypass_when).
@@ -408,7 +419,8 @@ impl KeyExtractor {
         self.read_events(request, self.events(request))
     }
 
-    /// Reads the key of a request, or that of the first event of a list. Nothing is read of the events after it.
+    /// Reads the key of a request, or that of the first event of a list. Nothing is read of the
+    /// events after it.
     #[cfg(feature = "verify")]
     pub(crate) fn read_first(&self, request: &RequestRef<'_>) -> Option<DedupKey> {
         let first = OnceCell::new();
@@ -444,7 +456,8 @@ impl KeyExtractor {
         Events::new(request, &self.naming, &self.namespace)
     }
 
-    /// Returns the digest of the body, as the key of a request that has no other one and reaches its handler.
+    /// Returns the digest of the body, as the key of a request that has no other one and reaches
+    /// its handler.
     ///
     /// # Errors
     ///
@@ -522,7 +535,7 @@ mod tests {
     use crate::key::each::each;
     use crate::key::part::from_fn;
 
-    /// Whoever cannot sign must not make the server read a list.
+    /// A sender that cannot sign must not make the server read a list.
     #[test]
     fn read_first_reads_one_event_of_a_list_and_read_reads_all() {
         let count = Arc::new(AtomicUsize::new(0));

@@ -49,14 +49,15 @@ pub struct DedupKey {
 
 impl DedupKey {
     /// Makes a key outside the layer: for
-    /// [`forget`](crate::adapter::maintenance::MaintenanceAdapter::forget), a queue worker or a test.
+    /// [`forget`](crate::adapter::maintenance::MaintenanceAdapter::forget), a queue worker or a
+    /// test.
     ///
     /// An id over 255 bytes is replaced by its SHA-256, as in the layer.
     ///
     /// # Errors
     ///
-    /// [`KeyError`] if the id is empty, blank or holds a NUL, or if the namespace is not 1 to 64 bytes
-    /// without control characters.
+    /// [`KeyError`] if the id is empty, blank or holds a NUL, or if the namespace is not 1 to 64
+    /// bytes without control characters.
     ///
     /// # Example
     ///
@@ -78,8 +79,8 @@ impl DedupKey {
         Self::in_namespace(namespace, id)
     }
 
-    /// As [`new`](Self::new), with a namespace that is already checked, and an id without a NUL, as every
-    /// value of a part is.
+    /// Does the same as [`new`](Self::new), with a namespace that is already checked, and an id
+    /// without a NUL. No value of a part has a NUL.
     pub(crate) fn in_namespace(namespace: &str, id: &str) -> Result<Self, KeyError> {
         if is_blank(id) {
             return Err(KeyError::new(KeyErrorKind::Empty, "the id"));
@@ -104,7 +105,8 @@ impl DedupKey {
         self.text.as_bytes()
     }
 
-    /// Returns the SHA-256 of the namespace, a zero byte and the id. Stores hold it, so it never changes.
+    /// Returns the SHA-256 of the namespace, a zero byte and the id. Stores hold it, so it never
+    /// changes.
     pub(crate) fn sha256(&self) -> [u8; 32] {
         sha256(self.text.as_bytes())
     }
@@ -121,14 +123,16 @@ impl DedupKey {
         &self.text[self.id_at.into()..]
     }
 
-    /// Returns the first 16 hex digits of the id's SHA-256. Log records carry this instead of the id under
-    /// [`LogIds::Hashed`](crate::LogIds::Hashed). `printf %s "$ID" | sha256sum | cut -c1-16` computes the same.
+    /// Returns the first 16 hex digits of the id's SHA-256. Log records carry this instead of the
+    /// id under [`LogIds::Hashed`](crate::LogIds::Hashed).
+    /// `printf %s "$ID" | sha256sum | cut -c1-16` computes the same.
     #[must_use]
     pub fn log_id(&self) -> String {
         hex(&sha256(self.id().as_bytes())[..8])
     }
 
-    /// Returns the namespace as log records show it: it may have the name of a tenant, which comes from outside.
+    /// Returns the namespace as log records show it: it may have the name of a tenant, which comes
+    /// from outside.
     pub(crate) fn shown_namespace(&self) -> Cow<'_, str> {
         escaped(self.namespace())
     }
@@ -176,10 +180,10 @@ impl fmt::Debug for DedupKey {
 
 /// One event of a delivery: its key and, for some senders, a second identity.
 ///
-/// The second identity is claimed first, then the key. An event is a duplicate if *either* is complete, and in
-/// flight if either is in flight. A second identity that is complete for this very key says nothing: the key
-/// decides. If the event runs, the identities that it has claimed are completed in one call. If it does not run,
-/// they are released.
+/// The second identity is claimed first, then the key. An event is a duplicate if *either* is
+/// complete, and in flight if either is in flight. A second identity that is complete for the same
+/// key is ignored: the key decides. If the event runs, the identities that it has claimed are
+/// completed in one call. If it does not run, they are released.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Event {
     key: DedupKey,
@@ -206,15 +210,16 @@ pub(crate) fn event_type(text: &str) -> Option<Arc<str>> {
     fits.then(|| text.into())
 }
 
-/// Returns `true` for control characters, and for those that break or reorder a line (Unicode Standard Annex 9). A text
-/// that a terminal shows, and that may be unverified, has none.
+/// Returns `true` for control characters, and for those that break or reorder a line (Unicode
+/// Standard Annex 9). A text that a terminal shows, and that may be unverified, has none.
 fn is_hidden(char: char) -> bool {
     let is_direction = matches!(char,
         '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
     char.is_control() || is_direction
 }
 
-/// Escapes the hidden characters of an outside text, so that it makes no further line and reorders none.
+/// Escapes the hidden characters of an outside text, so that it makes no further line and reorders
+/// none.
 pub(crate) fn escaped(text: &str) -> Cow<'_, str> {
     if !text.contains(is_hidden) {
         return text.into();
@@ -235,7 +240,7 @@ impl Event {
 
     /// Adds an alias: another name of this event. An alias that equals the key is ignored.
     ///
-    /// A digest of the body is no name of the event: see
+    /// A digest of the body is not an alias: see
     /// [`content_identity`](super::KeyExtractor::content_identity).
     ///
     /// # Example
@@ -279,11 +284,11 @@ impl Event {
         self
     }
 
-    /// Adds the event's type, as the sender names it: `invoice.paid`. Operators and handlers read it;
-    /// it is no part of the key.
+    /// Adds the event's type, as the sender names it: `invoice.paid`. Operators and handlers read
+    /// it; it is no part of the key.
     ///
-    /// A text that is empty, longer than 100 bytes, or has a control character is ignored, because a
-    /// label must not make a delivery fail.
+    /// A text that is empty, longer than 100 bytes, or has a control character is ignored, because
+    /// a label must not make a delivery fail.
     #[must_use]
     pub fn with_event_type(mut self, event_type: &str) -> Self {
         self.event_type = self::event_type(event_type);
@@ -374,7 +379,8 @@ impl Keys {
         (!events.is_empty()).then(|| Self { events: events.into(), multi_event: true })
     }
 
-    /// Returns the keys of a request without an event. Only the layer's way of a delivery knows such keys.
+    /// Returns the keys of a request without an event. Only the layer's way of a delivery knows
+    /// such keys.
     pub(crate) fn none() -> Self {
         Self { events: List::new(), multi_event: false }
     }
@@ -384,8 +390,8 @@ impl Keys {
         self.events.is_empty()
     }
 
-    /// Replaces the bytes of each event by the SHA-256 that is compared, or drops them: each slice holds the memory of
-    /// the whole body.
+    /// Replaces the bytes of each event by the SHA-256 that is compared, or drops them: each slice
+    /// holds the memory of the whole body.
     pub(crate) fn with_digests<E>(
         mut self,
         sha256: impl Fn(&Event) -> Result<Option<[u8; 32]>, E>,

@@ -1,11 +1,11 @@
 //! The header `Idempotency-Key`, and the ids of requests that carry it.
 //!
-//! 1. The header is an Item whose value is a String (draft-ietf-httpapi-idempotency-key-header, section
-//!    2.1; RFC 9651, section 3.3.3): `"8e03978e"`.
+//! 1. The header is an Item whose value is a String (draft-ietf-httpapi-idempotency-key-header,
+//!    section 2.1; RFC 9651, section 3.3.3): `"8e03978e"`.
 //! 2. The value without quotes is accepted too, because many clients send it so. Both forms of one
 //!    value give one key.
-//! 3. Parameters (`"8e03978e";x=1`) are malformed. The draft defines none, so a client that sends one
-//!    expects an effect that it does not get.
+//! 3. Parameters (`"8e03978e";x=1`) are malformed. The draft defines none, so a client that sends
+//!    one expects an effect that it does not get.
 //! 4. An id has four parts: the scope, the method, the path and the value of the header. A client
 //!    chooses its keys, so a key means nothing outside its client and its operation.
 
@@ -57,8 +57,8 @@ fn quoted(rest: &str) -> Option<Cow<'_, str>> {
     Some(Cow::Owned(value))
 }
 
-/// Returns `true` for a byte of a value without quotes. A comma may join two headers, and a semicolon
-/// begins parameters.
+/// Returns `true` for a byte of a value without quotes. A comma may join two headers, and a
+/// semicolon begins parameters.
 fn is_bare(byte: u8) -> bool {
     byte.is_ascii_graphic() && !matches!(byte, b'"' | b'\\' | b',' | b';')
 }

@@ -1,18 +1,18 @@
 //! JSON pointers (RFC 6901), and the values that they name in a body.
 //!
-//! 1. A walk reads the body once, for one pointer or for several, because walks are most of the cost of a
-//!    key, and a composed key and a type have several pointers. It builds no tree of the body, and skips values that no pointer
-//!    names, however deeply they nest.
+//! 1. A walk reads the body once, for one pointer or for several, because walks are most of the
+//!    cost of a key, and a composed key and a type have several pointers. It builds no tree of the
+//!    body, and skips values that no pointer names, however deeply they nest.
 //! 2. The whole body must be one JSON value. The escapes in skipped strings are not checked. The
-//!    content type does not matter, because some senders say `text/plain`. A byte order mark before the
-//!    value is skipped.
+//!    content type does not matter, because some senders say `text/plain`. A byte order mark before
+//!    the value is skipped.
 //! 3. A member name that occurs twice on the way is malformed. The handler's parser may return the
 //!    other one of the two values (RFC 8259, section 4).
 //! 4. Strings, booleans and 64-bit integers are ids. Other numbers are malformed, because two ids
 //!    could become one floating point number. `null` is missing.
 //! 5. Where `*` stands for every item of an array, each item is read by a walk of its own.
-//! 6. A walk for several pointers finds no error: where one has a fault, each is read by a walk of its own.
-//!    So a pointer has the same result alone and with others.
+//! 6. A walk for several pointers finds no error: where one has a fault, each is read by a walk of
+//!    its own. So a pointer has the same result alone and with others.
 //!
 //! # Why own code?
 //!
@@ -74,7 +74,7 @@ impl Pointer {
 impl Arrays {
     /// # Errors
     ///
-    /// As [`Pointer::parse`].
+    /// Those of [`Pointer::parse`].
     pub(crate) fn parse(text: &str) -> Result<Self, ConfigError> {
         let ways = names(text)?.split(|name| name == "*").map(<[_]>::to_vec).collect();
         Ok(Self { text: text.into(), ways })
@@ -139,8 +139,8 @@ fn unescape(token: &str) -> Option<String> {
     is_valid.then(plain)
 }
 
-/// Returns the id at `pointer` in `body`, or `None` if it is missing or `null`. `values` are those of
-/// the body, if they were read.
+/// Returns the id at `pointer` in `body`, or `None` if it is missing or `null`. `values` are those
+/// of the body, if they were read.
 pub(super) fn read<'b>(
     body: &'b [u8],
     values: Option<&Selected<'b>>,
@@ -176,8 +176,8 @@ pub(crate) fn items(body: &Bytes, arrays: &Arrays) -> Result<Option<Vec<Bytes>>,
     Ok((!is_missing).then(|| items.into_iter().map(|item| body.slice_ref(item)).collect()))
 }
 
-/// Returns the items of several arrays, in the order of `arrays`, as slices of `body`. A missing array has none. No
-/// pointer has a `*`, and the body is walked once.
+/// Returns the items of several arrays, in the order of `arrays`, as slices of `body`. A missing
+/// array has none. No pointer has a `*`, and the body is walked once.
 pub(crate) fn lists(body: &Bytes, arrays: &[Arrays]) -> Result<Vec<Vec<Bytes>>, KeyError> {
     let ways = arrays.iter().map(|one| one.ways.first().map(Vec::as_slice).unwrap_or_default());
     let found: Result<List<Option<Vec<&RawValue>>>, _> = walk(body, ways);
@@ -193,7 +193,8 @@ pub(crate) fn lists(body: &Bytes, arrays: &[Arrays]) -> Result<Vec<Vec<Bytes>>, 
     }
 }
 
-/// Returns the text without a byte order mark before it, which a parser may ignore (RFC 8259, section 8.1).
+/// Returns the text without a byte order mark before it, which a parser may ignore (RFC 8259,
+/// section 8.1).
 pub(crate) fn without_mark(text: &[u8]) -> &[u8] {
     text.strip_prefix(b"\xef\xbb\xbf").unwrap_or(text)
 }
@@ -259,7 +260,7 @@ type Ways<'n> = SmallVec<[(usize, &'n [String]); 4]>;
 /// Reads a value, and what the pointers name in it.
 struct Walk<'w, 'n, T> {
     ways: Ways<'n>,
-    /// By the numbers of the pointers.
+    /// The values that were found, by the numbers of the pointers.
     found: &'w mut [T],
     is_repeated: &'w mut bool,
 }

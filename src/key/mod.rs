@@ -8,15 +8,16 @@
 //! 3. [`namespace`](KeyPart::namespace) turns a part into a [`KeyExtractor`], which the layer
 //!    takes. An extractor returns keys, *bypass* (no event) or *missing*.
 //! 4. [`each`] makes an [`EachKey`]: it reads a part from every event of a JSON array.
-//! 5. A value that is repeated, empty or blank, not UTF-8, or holds a NUL is malformed. The layer answers
-//!    400 and claims nothing, because a guess could lose an event. A blank value of an
-//!    [`optional`](KeyPart::optional) part, and before an alternative of [`or`](KeyPart::or), is missing.
+//! 5. A value is malformed if it is repeated, empty, blank or not UTF-8, or contains a NUL. The
+//!    layer answers 400 and claims nothing, because a guess could lose an event. In an
+//!    [`optional`](KeyPart::optional) part, and in a part that an [`or`](KeyPart::or) follows, a
+//!    blank value counts as missing.
 //! 6. In a composed id, `%` and `|` inside a part are written `%25` and `%7C`, and `|` joins the
 //!    parts. So two different lists of parts never give one id, and the id stays readable.
 //! 7. An id over 255 bytes is replaced by its SHA-256 (64 lower-case hex digits), so that every
 //!    store can index it.
 //!
-//! The alternatives of an [`or`](KeyPart::or) share one id space. Combine only places that carry
+//! The alternatives of an [`or`](KeyPart::or) share one id space. So combine only places that carry
 //! the same id.
 //!
 //! # Example

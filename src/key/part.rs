@@ -38,8 +38,8 @@ enum Node {
 
 /// Reads a request header.
 ///
-/// A header that occurs twice, is empty or blank, or is not UTF-8 is malformed. A name that no HTTP header has makes an
-/// [invalid](super::KeyExtractor::checked) key.
+/// A header that occurs twice, is empty or blank, or is not UTF-8 is malformed. A text that is not
+/// a header name makes an [invalid](super::KeyExtractor::checked) key.
 #[must_use]
 pub fn header(name: &str) -> KeyPart {
     let invalid =
@@ -47,13 +47,15 @@ pub fn header(name: &str) -> KeyPart {
     name.parse().map_or_else(invalid, |name| KeyPart(Node::Header(name)))
 }
 
-/// Reads the value at a JSON pointer (RFC 6901) in the body: a string, a boolean or a 64-bit integer.
+/// Reads the value at a JSON pointer (RFC 6901) in the body: a string, a boolean or a 64-bit
+/// integer.
 ///
-/// Malformed are a body that is not JSON, a name that occurs twice on the way, another kind of value, and a
-/// string that is empty or blank. `null` is missing. A byte order mark before the JSON is skipped.
+/// A body that is not JSON, a name that occurs twice in the path, a value of another kind, and a
+/// string that is empty or blank are malformed. `null` is missing. A byte order mark before the
+/// JSON is skipped.
 ///
-/// A pointer is empty or starts with `/`, and has `~` in `~0` and `~1` only. Any other text makes an
-/// [invalid](super::KeyExtractor::checked) key.
+/// A pointer is empty or starts with `/`, and contains `~` only in `~0` and `~1`. Any other text
+/// makes an [invalid](super::KeyExtractor::checked) key.
 #[must_use]
 pub fn json(pointer: &str) -> KeyPart {
     Pointer::parse(pointer).map_or_else(KeyPart::invalid, |it| KeyPart(Node::Json(it)))
@@ -61,15 +63,15 @@ pub fn json(pointer: &str) -> KeyPart {
 
 /// Reads a field of an `application/x-www-form-urlencoded` body and decodes its value.
 ///
-/// The value is missing if the request has another content type. A field that occurs twice, or is empty or
-/// blank, is malformed. A byte order mark before the form is skipped.
+/// The value is missing if the request has another content type. A field that occurs twice, or is
+/// empty or blank, is malformed. A byte order mark before the form is skipped.
 #[must_use]
 pub fn form(field: &str) -> KeyPart {
     KeyPart(Node::Form(field.into()))
 }
 
-/// Reads a parameter of the query string and decodes its value. A parameter that occurs twice, or is empty or
-/// blank, is malformed.
+/// Reads a parameter of the query string and decodes its value. A parameter that occurs twice, or
+/// is empty or blank, is malformed.
 #[must_use]
 pub fn query(parameter: &str) -> KeyPart {
     KeyPart(Node::Query(parameter.into()))
@@ -129,9 +131,9 @@ impl KeyPart {
 
     /// Reads the first value that is present.
     ///
-    /// A value that is blank, or a JSON value that is no id, is missing here, because another alternative may have the
-    /// id. If none has it, the result is malformed. Any other malformed value makes the result malformed: the next
-    /// alternative is not tried.
+    /// A value that is blank, or a JSON value that is not an id, counts as missing, because another
+    /// alternative may have the id. If none has it, the result is malformed. Any other malformed
+    /// value makes the result malformed: the next alternative is not tried.
     #[must_use]
     pub fn or(self, other: Self) -> Self {
         let mut parts = if let Node::Or(parts) = self.0 { parts } else { vec![self] };
@@ -140,17 +142,19 @@ impl KeyPart {
     }
 
     /// Turns a missing value inside an [`and`](Self::and) into an empty part; otherwise it would
-    /// make the whole key missing. A blank value is missing, too: some senders write `""` for a value that they do not
-    /// have. Outside an `and`, a missing value stays missing, because an id is never empty.
+    /// make the whole key missing. A blank value is missing, too: some senders write `""` for a
+    /// value that they do not have. Outside an `and`, a missing value stays missing, because an id
+    /// is never empty.
     ///
-    /// A JSON value that is no id stays malformed: two events that differ only there would have one id.
+    /// A JSON value that is not an id stays malformed, because two events that differ only there
+    /// would have one id.
     #[must_use]
     pub fn optional(self) -> Self {
         Self(Node::Optional(Box::new(self)))
     }
 
-    /// Returns the SHA-256 of the value; for a body digest, that of the raw body, even an empty one. A missing value has
-    /// the digest of the empty text, which no present value is.
+    /// Returns the SHA-256 of the value; for a body digest, that of the raw body, even an empty
+    /// one. A missing value has the digest of the empty text, which no present value is.
     pub(crate) fn sha256(&self, request: &RequestRef<'_>) -> Result<[u8; 32], KeyError> {
         if self.is_body_digest() {
             return Ok(digest::sha256(request.body()));
@@ -302,15 +306,16 @@ fn unless_blank<T>(value: Result<Option<T>, KeyError>) -> Result<Option<T>, KeyE
     }
 }
 
-/// Returns the values of an `and`, joined, and whether they are an id, or why a value is none. Such a value, and a
-/// missing one, is empty.
+/// Returns the values of an `and`, joined, and whether they are an id, or why a value is none. Such
+/// a value, and a missing one, is empty.
 fn join(
     parts: &[KeyPart],
     request: &RequestRef<'_>,
 ) -> Result<(String, Result<bool, KeyError>), KeyError> {
     let mut id = String::new();
     let (mut any, mut missing, mut fault) = (false, false, None);
-    // All parts are read even if one is missing or no id, because every other fault is reported first.
+    // All parts are read even if one is missing or no id, because every other fault is reported
+    // first.
     for (index, part) in parts.iter().enumerate() {
         let value = match part.read(request) {
             Err(error) if error.kind().is_no_id() => {
@@ -339,7 +344,8 @@ pub(crate) fn compose(parts: &[Option<&str>]) -> String {
     id
 }
 
-/// Appends a part with `|` and `%` escaped, so that the parts can be separated again. A missing part is empty.
+/// Appends a part with `|` and `%` escaped, so that the parts can be separated again. A missing
+/// part is empty.
 fn push_part(id: &mut String, index: usize, part: Option<&str>) {
     if index > 0 {
         id.push('|');

@@ -1,7 +1,8 @@
 //! From a buffered request to a delivery that runs.
 //!
-//! [`Run::dispatch`] reads the keys and takes a permit. [`Run::start`] starts the delivery, and moves it to a
-//! task at its first wait. Until `start`, the request has claimed nothing, so it can be dropped at any time.
+//! [`Run::dispatch`] reads the keys and takes a permit. [`Run::start`] starts the delivery, and
+//! moves it to a task at its first wait. Until `start`, the request has claimed nothing, so it can
+//! be dropped at any time.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -34,7 +35,8 @@ use crate::observe::{self, DedupAnswer, Outcome};
 
 /// What happens to a request whose body was read.
 pub(super) enum Dispatch<B, E> {
-    /// The inner service handles the request, which is not deduplicated; or the delivery runs in a task.
+    /// The inner service handles the request, which is not deduplicated; or the delivery runs in a
+    /// task.
     Waiting(EndingFuture<B, E>),
     /// The request has ended.
     Ended(Ending<B, E>),
@@ -114,7 +116,8 @@ where
             return self.forward_nested();
         }
         if !self.keys.is_empty() && outer.is_some_and(Delivery::demands_commit) {
-            // The handler's transaction would complete the events of this layer, and never those of the outer one.
+            // The handler's transaction would complete the events of this layer, and never those of
+            // the outer one.
             self.report.error = Some(TWO_DEMANDS.into());
             return Dispatch::Ended(self.answer(Outcome::Uncommitted));
         }
@@ -135,8 +138,8 @@ where
         }
     }
 
-    /// Waits for a permit of a delivery that claims again after a wait, for as long as a call of the store may take. It has
-    /// claimed nothing until then, so its caller may drop it.
+    /// Waits for a permit of a delivery that claims again after a wait, for as long as a call of
+    /// the store may take. It has claimed nothing until then, so its caller may drop it.
     async fn start_behind_turns(mut self: Box<Self>, place: Permit) -> Ending<ResBody, S::Error> {
         // A drain waits for this request too.
         let counted = self.layer.gate.tasks.token();
@@ -199,16 +202,17 @@ where
         self.forward(None)
     }
 
-    /// Starts a delivery that has its permit, if it needs one. It runs to its end, whatever the caller
-    /// does.
+    /// Starts a delivery that has its permit, if it needs one. It runs to its end, whatever the
+    /// caller does.
     fn start(self: Box<Self>, cx: &mut Context<'_>) -> Dispatch<ResBody, S::Error> {
         let (layer, span) = (Arc::clone(&self.layer), self.report.span.clone());
         // Two boxes, each below 1 KiB, because common allocators are faster below that size.
         run_detached(Box::pin(self.to_the_end()), layer, span, cx)
     }
 
-    /// Calls the inner service. The response reports this end.
+    /// Calls the inner service. The response reports this end, if the request asks.
     fn forward(mut self, end: Option<DeliveryEnd>) -> Dispatch<ResBody, S::Error> {
+        let end = end.filter(|_| self.reports_end);
         let request = Request::from_parts(self.head, B::from(self.body));
         let response = self.inner.call(request).map_ok(move |mut response| {
             end::set(&mut response, end);

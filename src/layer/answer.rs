@@ -16,7 +16,8 @@ use super::end::{self, DeliveryEnd};
 use crate::adapter::contract::{Seen, StoredResponse};
 use crate::observe::{DedupAnswer, Outcome};
 
-/// How a request ends for its caller: in a response, or in an error or a panic of the inner service.
+/// How a request ends for its caller: in a response, or in an error or a panic of the inner
+/// service.
 pub(super) type Ending<B, E> = thread::Result<Result<Response<ResponseBody<B>>, E>>;
 
 /// How a delivery ends, for its log record and for its caller.
@@ -81,13 +82,6 @@ fn dressed<B, E>(
     response.extensions_mut().insert(answer);
     end::set(&mut response, end_of(answer));
     Ok(Ok(response.map(ResponseBody::full)))
-}
-
-/// Sets what the response reports of the delivery's events.
-pub(super) fn set_end<B, E>(ending: &mut Ending<B, E>, end: Option<DeliveryEnd>) {
-    if let Ok(Ok(response)) = ending {
-        end::set(response, end);
-    }
 }
 
 /// Returns what an answer of the layer's own says of the delivery's events.

@@ -41,7 +41,7 @@ struct Read<B> {
 }
 
 impl<B> ResponseBody<B> {
-    pub(super) fn inner(body: B) -> Self {
+    pub(crate) fn inner(body: B) -> Self {
         Self { inner: Some(body), read: None }
     }
 
@@ -51,7 +51,7 @@ impl<B> ResponseBody<B> {
     }
 
     /// Returns a body of these bytes.
-    pub(super) fn full(bytes: Bytes) -> Self {
+    pub(crate) fn full(bytes: Bytes) -> Self {
         if bytes.is_empty() { Self::default() } else { Self::read(bytes, None, None) }
     }
 
@@ -120,8 +120,8 @@ impl<B: Body<Data = Bytes>> Body for ResponseBody<B> {
     }
 }
 
-/// The bytes of a body that is to be stored, or the reason why it cannot be stored; and a body that sends it
-/// from its beginning.
+/// The bytes of a body that is to be stored, or the reason why it cannot be stored; and a body that
+/// sends it from its beginning.
 type Buffered<B> = (Result<Bytes, &'static str>, ResponseBody<B>);
 
 /// Reads a response's body, up to `limit` bytes and for `time`.
@@ -166,14 +166,15 @@ pub(super) async fn buffer_response<B: Body<Data = Bytes>>(
 
 /// The default of the largest request body, in bytes.
 pub(crate) const BODY_LIMIT: usize = 2 * 1024 * 1024;
-/// Raises axum's default limit to a layer's `limit`, because axum's extractors refuse bodies above 2 MB by
-/// default. A limit that the application has set stays.
+/// Raises axum's default limit to a layer's `limit`, because axum's extractors refuse bodies above
+/// 2 MB by default. A limit that the application has set stays.
 #[cfg(feature = "axum")]
 pub(super) fn raise_limit_of_axum(extensions: &mut Extensions, limit: usize) {
     let mut raised = Request::new(());
     raised.extensions_mut().clone_from(extensions);
     axum_core::extract::DefaultBodyLimit::max(limit).apply(&mut raised);
-    // The type of the extension is private to axum. With a limit of the application, there is none more.
+    // The type of the extension is private to axum. With a limit of the application, there is none
+    // more.
     if raised.extensions().len() > extensions.len() {
         std::mem::swap(raised.extensions_mut(), extensions);
     }

@@ -56,22 +56,22 @@ use crate::replay::Replay;
 /// | [`log_ids`](Self::log_ids) | the id; hashed for `idempotency_key` |
 /// | [`failures_are_retried`](Self::failures_are_retried) | as the preset's sender does |
 ///
-/// A setter stores its value, and changes no value silently. [`checked`](Self::checked) reports what is invalid, for
-/// values from a file or an adapter that is chosen at run time. A layer with an invalid value panics when it is applied
-/// to a service.
+/// A setter stores its value, and changes no value silently. [`checked`](Self::checked) reports
+/// what is invalid, for values from a file or an adapter that is chosen at run time. A layer with
+/// an invalid value panics when it is applied to a service.
 ///
 /// # Where it goes
 ///
 /// On the route: `post(handler).layer(dedup)`. The routes under one layer share its keys, and so do
 /// layers of one namespace over one store. Give each route that has to see the event its own
-/// [namespace](crate::guide::keys#several-endpoints-of-one-sender), and layers over different stores that
-/// must both claim the event too. [The guide](crate::guide::how_it_works#the-order-of-layers) has the order
-/// of layers.
+/// [namespace](crate::guide::keys#several-endpoints-of-one-sender). Nested layers over different
+/// stores that must both claim the event need two namespaces, too. [The
+/// guide](crate::guide::how_it_works#the-order-of-layers) has the order of layers.
 ///
 /// # Type parameters
 ///
-/// `L` is the [ledger](crate::ledger): `DedupLayer` alone is a layer under a lease. `B` is the body that the inner
-/// service takes.
+/// `L` is the [ledger](crate::ledger): `DedupLayer` alone is a layer under a lease. `B` is the body
+/// that the inner service takes.
 ///
 /// # Clone
 ///
@@ -115,9 +115,9 @@ impl DedupLayer {
     /// Deduplicates on arrival: a key becomes permanent before its handler runs, and an event
     /// whose handler fails is lost.
     ///
-    /// Where the same events arrive on several routes or servers of a process, use clones of one layer. They alone share
-    /// which claims have no reply yet: any other layer takes the key of such a claim for complete, and the event may be
-    /// lost.
+    /// Where the same events arrive on several routes or servers of a process, use clones of one
+    /// layer. Only clones share which claims have no reply yet. Any other layer treats the key of
+    /// such a claim as complete, and the event may be lost.
     pub fn on_arrival(
         key: impl IntoKeyExtractor,
         adapter: impl DedupAdapter,
@@ -125,19 +125,21 @@ impl DedupLayer {
         DedupLayer::under(key, adapter)
     }
 
-    /// Deduplicates in the handler's own transaction: the key and the handler's writes commit together,
-    /// or not at all.
+    /// Deduplicates in the handler's own transaction: the key and the handler's writes commit
+    /// together, or not at all.
     ///
-    /// The claim is that of a lease, so no connection is held while the handler thinks. The handler begins a transaction
-    /// by [`Delivery::begin`](crate::Delivery::begin) and commits it, or completes its event by
-    /// [`Delivery::completion`](crate::Delivery::completion) in a transaction of another driver. A handler that has
-    /// nothing to write says [`nothing_to_write`](crate::Delivery::nothing_to_write). After any other success the answer
+    /// The layer claims under a lease, so it holds no connection while the handler runs. The
+    /// handler begins a transaction by [`Delivery::begin`](crate::Delivery::begin) and commits it,
+    /// or completes its event by [`Delivery::completion`](crate::Delivery::completion) in a
+    /// transaction of another driver. A handler that has nothing to write calls
+    /// [`nothing_to_write`](crate::Delivery::nothing_to_write). After any other success, the answer
     /// is 500 with the header value `uncommitted`, and the event is released.
     ///
     /// [`lease`](Self::lease) is 10 s by default: safety does not depend on it.
     /// [The guide](crate::guide::transactions) has an example.
     ///
-    /// Invalid for an adapter without [`completion`](crate::adapter::contract::Abilities::completion).
+    /// Invalid for an adapter without
+    /// [`completion`](crate::adapter::contract::Abilities::completion).
     pub fn transactional(
         key: impl IntoKeyExtractor,
         adapter: impl TransactionAdapter,
@@ -169,8 +171,8 @@ impl<L: Ledger> DedupLayer<L> {
 
 /// The settings of every layer.
 impl<L, B> DedupLayer<L, B> {
-    /// Sets the methods that are deduplicated; GET stands for HEAD too. A request by another method
-    /// reaches the inner service with its body buffered, and otherwise as it is.
+    /// Sets the methods that are deduplicated; GET includes HEAD. A request by another method
+    /// reaches the inner service with its body buffered, and otherwise unchanged.
     ///
     /// Invalid without a method.
     pub fn methods(mut self, methods: impl IntoIterator<Item = Method>) -> Self {
@@ -181,13 +183,14 @@ impl<L, B> DedupLayer<L, B> {
     /// Sets the longest body, in bytes. A longer one is answered 413, whatever its method, and
     /// nothing is claimed.
     ///
-    /// A limit below the [largest body](crate::guide::providers) of the preset's sender is used, and a
-    /// warning is logged. A [`VerifyLayer`](crate::verify::VerifyLayer) outside this layer has a limit
-    /// of its own: set both.
+    /// A limit below the [largest body](crate::guide::providers) of the preset's sender is used,
+    /// and a warning is logged. A [`VerifyLayer`](crate::verify::VerifyLayer) outside this layer
+    /// has a limit of its own: set both.
     ///
     /// axum's extractors of bodies have a limit of 2 MB too (`DefaultBodyLimit`). With the feature
-    /// `axum`, a layer with a limit above 2 MiB raises this default to its own, for the routes inside
-    /// it. A `DefaultBodyLimit` that the application sets, inside or outside this layer, decides before it.
+    /// `axum`, a layer with a limit above 2 MiB raises this default to its own, for the routes
+    /// inside it. A `DefaultBodyLimit` that the application sets, inside or outside this layer,
+    /// takes precedence.
     ///
     /// 0 is invalid.
     pub fn body_limit(mut self, bytes: usize) -> Self {
@@ -215,8 +218,8 @@ impl<L, B> DedupLayer<L, B> {
     /// A retention below the preset's floor (the time in which its sender may deliver an event
     /// again) is used, and a warning is logged.
     ///
-    /// Zero and more than 1,000 years are invalid, and so is a retention below the [`lease`](Self::lease), except on
-    /// arrival.
+    /// Zero and more than 1,000 years are invalid, and so is a retention below the
+    /// [`lease`](Self::lease), except on arrival.
     pub fn retention(mut self, retention: Duration) -> Self {
         self.config.times.retention = retention;
         if let Some(floor) = self.config.key.retention_floor
@@ -241,8 +244,9 @@ impl<L, B> DedupLayer<L, B> {
         self
     }
 
-    /// Sets the bound on every call to the store, waiting for a connection included. On SQLite, a transaction
-    /// may also wait for the write lock before it begins, for up to the `write_lock_timeout` of `SqliteOptions`.
+    /// Sets the bound on every call to the store, waiting for a connection included. On SQLite, a
+    /// transaction may also wait for the write lock before it begins, for up to the
+    /// `write_lock_timeout` of `SqliteOptions`.
     ///
     /// Zero is invalid, and so are more than 30 s.
     pub fn store_timeout(mut self, bound: Duration) -> Self {
@@ -252,11 +256,12 @@ impl<L, B> DedupLayer<L, B> {
 
     /// Sets how long a handler may run, from its call to its response.
     ///
-    /// Past that the handler is dropped at an `.await`, its key is released, and the answer is 504
-    /// with the header value `handler-timeout`. The handler may have half-run; the retry sees an
-    /// [`attempt`](crate::Delivery::attempt) above 1, and no takeover. A transaction that it holds is rolled back. Tasks
-    /// that the handler has spawned go on. The timeout does not cover the response's body, nor a handler that blocks its
-    /// thread. Under the on-arrival ledger the key stays complete, and the event is lost.
+    /// After that time, the handler is dropped at an `.await`, its key is released, and the answer
+    /// is 504 with the header value `handler-timeout`. The handler may have run in part. The retry
+    /// sees an [`attempt`](crate::Delivery::attempt) above 1, and no takeover. A transaction that
+    /// it holds is rolled back. Tasks that the handler has spawned continue. The timeout does not
+    /// cover the response's body, nor a handler that blocks its thread. Under the on-arrival ledger
+    /// the key stays complete, and the event is lost.
     ///
     /// Zero is invalid.
     pub fn handler_timeout(mut self, bound: Duration) -> Self {
@@ -269,17 +274,18 @@ impl<L, B> DedupLayer<L, B> {
     ///
     /// 0 is invalid, because every delivery would be answered 503.
     ///
-    /// Set it before the layer serves: later, the bound does not become smaller than the number of deliveries that run
-    /// then. Running deliveries have tasks of their own, which outer `ConcurrencyLimit` and `Timeout`
-    /// layers do not see: this is their bound.
+    /// Set it before the layer serves: later, the bound does not become smaller than the number of
+    /// deliveries that run then. Running deliveries have tasks of their own, which outer
+    /// `ConcurrencyLimit` and `Timeout` layers do not see: this is their bound.
     pub fn max_running(self, deliveries: usize) -> Self {
         self.gate.running.resize(deliveries);
         self
     }
 
-    /// Sets how many deliveries may wait at once for another delivery of their event, over all services and
-    /// clones of this layer. A delivery beyond that is answered 503 at once, and so is the ninth that would wait for one
-    /// key. Set it before the layer serves, as [`max_running`](Self::max_running).
+    /// Sets how many deliveries may wait at once for another delivery of their event, over all
+    /// services and clones of this layer. A delivery beyond that is answered 503 at once, and so is
+    /// the ninth that would wait for one key. Set it before the layer serves, as
+    /// [`max_running`](Self::max_running).
     pub fn max_waiting(self, deliveries: usize) -> Self {
         self.gate.waiting.resize(deliveries);
         self
@@ -295,8 +301,8 @@ impl<L, B> DedupLayer<L, B> {
     }
 
     /// Sets which responses of the handler mean that the event was handled. Any other response
-    /// releases the key for the retry. A [`Disposition`](crate::Disposition) in the response decides
-    /// before this function.
+    /// releases the key for the retry. A [`Disposition`](crate::Disposition) in the response takes
+    /// precedence over this function.
     ///
     /// ```
     /// # #[cfg(feature = "memory")] {
@@ -322,9 +328,10 @@ impl<L, B> DedupLayer<L, B> {
         self
     }
 
-    /// Lets [handshakes](crate::KeyExtractor::handshake_when) reach the handler, for example to learn of
-    /// a new hook. They have no [`Delivery`](crate::Delivery), so the handler takes an
-    /// `Option<Delivery>`. Without this call, the layer answers them by 200 with the result `handshake`.
+    /// Lets [handshakes](crate::KeyExtractor::handshake_when) reach the handler, for example to
+    /// learn of a new hook. They have no [`Delivery`](crate::Delivery), so the handler takes an
+    /// `Option<Delivery>`. Without this call, the layer answers them by 200 with the result
+    /// `handshake`.
     pub fn handshakes_to_handler(mut self) -> Self {
         self.config.handshakes_to_handler = true;
         self
@@ -338,8 +345,8 @@ impl<L, B> DedupLayer<L, B> {
 
     /// Sets the status of the answer to a delivery whose event is in flight.
     ///
-    /// A 1xx is invalid, because it is no final response. So is a 2xx: after it the sender does not deliver again,
-    /// although the first run may fail.
+    /// A 1xx is invalid, because it is no final response. So is a 2xx: after it the sender does not
+    /// deliver again, although the first run may fail.
     pub fn in_flight_status(mut self, status: StatusCode) -> Self {
         self.config.in_flight_status = status;
         self
@@ -352,7 +359,7 @@ impl<L, B> DedupLayer<L, B> {
         self
     }
 
-    /// Sets the `Retry-After` of an answer because of the store or a bound, in whole seconds,
+    /// Sets the `Retry-After` of an answer that the store or a bound has caused, in whole seconds,
     /// rounded up.
     pub fn retry_after_unavailable(mut self, time: Duration) -> Self {
         self.config.retry_after_unavailable = time;
@@ -361,7 +368,8 @@ impl<L, B> DedupLayer<L, B> {
 
     /// Sets the status of the answer to a duplicate.
     ///
-    /// All but a 2xx is invalid, because senders retry anything else, and some disable the endpoint.
+    /// Any status but a 2xx is invalid: senders retry other statuses, and some disable the
+    /// endpoint.
     pub fn duplicate_status(mut self, status: StatusCode) -> Self {
         self.config.without_response = WithoutResponse::Empty(status);
         self
@@ -377,8 +385,8 @@ impl<L, B> DedupLayer<L, B> {
     /// [`Verified`](crate::Verified) in its extensions. A layer that verifies signatures belongs
     /// outside this one, and the order is easy to reverse.
     ///
-    /// Logs a record if the preset's sender does not sign the id and the key has no second identity, such
-    /// as a [content identity](crate::guide::keys#an-id-that-is-not-signed).
+    /// Logs a record if the preset's sender does not sign the id and the key has no second
+    /// identity, such as a [content identity](crate::guide::keys#an-id-that-is-not-signed).
     pub fn require_verified(mut self) -> Self {
         if self.config.key.is_replayable() {
             observe::records::unsigned_id(&self.config.key.namespace);
@@ -388,16 +396,17 @@ impl<L, B> DedupLayer<L, B> {
     }
 
     /// Sets how log records name an event. The default is its id; for
-    /// [`idempotency_key`](Self::idempotency_key) it is [`LogIds::Hashed`], because the keys of clients may name
-    /// persons.
+    /// [`idempotency_key`](Self::idempotency_key) it is [`LogIds::Hashed`], because the keys of
+    /// clients may name persons.
     pub fn log_ids(mut self, ids: LogIds) -> Self {
         let KeyExtractor { namespace, tried_once, .. } = &self.config.key;
         self.config.meters = Arc::new(Meters::new(namespace, *tried_once, ids));
         self
     }
 
-    /// States that a failed delivery comes again, although the preset's sender does not deliver again after a response: a
-    /// layer outside does, or a job of yours. Such a failure is logged at INFO then, and not as a lost event.
+    /// States that a layer outside, or your own job, delivers a failed delivery again, although the
+    /// preset's sender does not do so after a response. Such a failure is then logged at INFO, and
+    /// not as a lost event.
     pub fn failures_are_retried(mut self) -> Self {
         let Config { key, meters, .. } = &mut self.config;
         key.tried_once = false;
@@ -405,20 +414,21 @@ impl<L, B> DedupLayer<L, B> {
         self
     }
 
-    /// Makes a layer for the clients of an API: `dress` completes its answers, and a duplicate whose response was not
-    /// stored is refused.
+    /// Makes a layer for the clients of an API: `dress` completes its answers, and a duplicate
+    /// whose response was not stored is refused.
     pub(crate) fn dressed(mut self, dress: Dress) -> Self {
         self.config.dress = Some(dress);
         self.config.without_response = WithoutResponse::Refuse;
         self
     }
 
-    /// Sets the page on which the API documents its use of `Idempotency-Key`. The `type` of a problem
-    /// is this URL with the value of the result header as its fragment:
-    /// `https://api.example.com/docs#mismatch`. One fragment differs: a duplicate whose response was
-    /// not stored has `#response-not-stored`. Without a page, the `type` is `about:blank`.
+    /// Sets the page on which the API documents its use of `Idempotency-Key`. The `type` of a
+    /// problem is this URL with the value of the result header as its fragment:
+    /// `https://api.example.com/docs#mismatch`. One fragment differs: a duplicate whose response
+    /// was not stored has `#response-not-stored`. Without a page, the `type` is `about:blank`.
     ///
-    /// Any text but an `http` or `https` URL without a fragment is invalid, and so is this setting of another layer.
+    /// Any text but an `http` or `https` URL without a fragment is invalid. So is this setting on a
+    /// layer that is not one of [`idempotency_key`](Self::idempotency_key).
     pub fn problem_docs(mut self, url: &str) -> Self {
         self.config.problem_docs = Some(url.into());
         self
@@ -449,11 +459,11 @@ impl<L: Ledger, B> DedupLayer<L, B> {
 
     /// Sets what to do with a delivery when the store is unavailable.
     ///
-    /// A duplicate whose stored data cannot be read is 503 under every policy. On the SQL stores, so is a
-    /// duplicate whose response is not read within `store_timeout`.
+    /// A duplicate whose stored data cannot be read is 503 under every policy. On the SQL stores,
+    /// so is a duplicate whose response is not read within `store_timeout`.
     ///
-    /// Not for [`transactional`](Self::transactional) layers: without the database no transaction completes the event,
-    /// so this does not compile.
+    /// Not for [`transactional`](Self::transactional) layers: without the database no transaction
+    /// completes the event, so this does not compile.
     // The bound is the method's, so that the compiler shows the message of `FailOpen`.
     pub fn on_unavailable(mut self, policy: OnUnavailable) -> Self
     where
@@ -469,20 +479,23 @@ impl<L: Ledger, B> DedupLayer<L, B> {
     /// body, or the values that matter (`key::json("/amount")`). Name values if the sender puts an
     /// attempt counter or a time into the body (see [`provider`](crate::provider)). In a
     /// multi-event delivery, `part` is read from each event's
-    /// [own bytes](crate::key::Event::with_payload). The SHA-256 of `part` is stored with the key. A
-    /// value that is absent, null or blank differs from every other value; inside an [`and`](KeyPart::and), it is an empty
-    /// part. A delivery whose `part` is malformed is answered 400. An
-    /// amount with a fraction is malformed for [`json`](crate::key::json): read it by a closure.
+    /// [own bytes](crate::key::Event::with_payload). The SHA-256 of `part` is stored with the key.
+    /// A value that is absent, null or blank differs from every other value; inside an
+    /// [`and`](KeyPart::and), it is an empty part. A delivery whose `part` is malformed is answered
+    /// 400. An amount with a fraction is malformed for [`json`](crate::key::json): read it by a
+    /// closure.
     ///
     /// A mismatch is counted, logged, and answered as `on_mismatch` says; the handler does not run.
     /// Only payloads of *handled* events are compared. After a failed attempt, the event may come
-    /// back with another payload. [The guide](crate::guide::responses#one-id-another-body) has an example.
+    /// back with another payload. [The guide](crate::guide::responses#one-id-another-body) has an
+    /// example.
     ///
-    /// A layer with a [content identity](crate::KeyExtractor::content_identity) stores the SHA-256 of the body in the same
-    /// place, and reports a mismatch without this setting.
+    /// A layer with a [content identity](crate::KeyExtractor::content_identity) stores the SHA-256
+    /// of the body in the same place, and reports a mismatch without this setting.
     ///
-    /// Invalid for an adapter without [`stored_data`](crate::adapter::contract::Abilities::stored_data). Under a content
-    /// identity, any part but [`key::body_digest()`](crate::key::body_digest) is invalid.
+    /// Invalid for an adapter without
+    /// [`stored_data`](crate::adapter::contract::Abilities::stored_data). Under a content identity,
+    /// any part but [`key::body_digest()`](crate::key::body_digest) is invalid.
     pub fn compare_payload(mut self, part: KeyPart, on_mismatch: OnMismatch) -> Self {
         self.config.compare_payload = Some(part);
         self.config.on_mismatch = on_mismatch;
@@ -495,18 +508,21 @@ impl<L: Ledger, B> DedupLayer<L, B> {
     ///
     /// The response's body is read to its end before the event is completed. If the body ends in an
     /// error, the handler has failed: the answer is 500, and the retry runs.
-    /// [The guide](crate::guide::responses#a-response-that-matters) has an example, and the responses that are
-    /// not stored. The store then holds the handlers' responses: restrict the access to it.
+    /// [The guide](crate::guide::responses#a-response-that-matters) has an example, and the
+    /// responses that are not stored. The store then holds the handlers' responses: restrict the
+    /// access to it.
     ///
-    /// Not for [`on_arrival`](Self::on_arrival) layers, whose keys are complete before there is a
-    /// response: this does not compile.
+    /// [`on_arrival`](Self::on_arrival) layers cannot replay, because their keys are complete
+    /// before there is a response. This does not compile:
     ///
     /// ```compile_fail,E0277
     /// # use tower_dedup::{DedupLayer, Replay, adapter::MemoryAdapter, provider};
-    /// let dedup = DedupLayer::on_arrival(provider::TWILIO, MemoryAdapter::new()).replay(Replay::new());
+    /// let dedup = DedupLayer::on_arrival(provider::TWILIO, MemoryAdapter::new());
+    /// let dedup = dedup.replay(Replay::new());
     /// ```
     ///
-    /// Invalid for an adapter without [`stored_data`](crate::adapter::contract::Abilities::stored_data).
+    /// Invalid for an adapter without
+    /// [`stored_data`](crate::adapter::contract::Abilities::stored_data).
     pub fn replay(mut self, replay: Replay) -> Self
     where
         L: CanReplay,
@@ -531,8 +547,8 @@ impl<L: Ledger, B> DedupLayer<L, B> {
     ///
     /// # Errors
     ///
-    /// [`ConfigError`] for the first setting with an invalid value, and for an adapter that lacks an ability which a
-    /// setting needs.
+    /// [`ConfigError`] for the first setting with an invalid value, and for an adapter that lacks
+    /// an ability which a setting needs.
     pub fn checked(self) -> Result<Self, ConfigError> {
         self.check()?;
         Ok(self)

@@ -20,13 +20,14 @@ use crate::replay::Replay;
 pub(super) enum WithoutResponse {
     /// An empty response with this status, a 2xx.
     Empty(StatusCode),
-    /// [`DedupAnswer::ResponseNotStored`]: a client of an API must not take an empty 2xx for the response.
+    /// [`DedupAnswer::ResponseNotStored`]: a client of an API must not take an empty 2xx for the
+    /// response.
     Refuse,
 }
 
-/// Completes an answer for the clients of an API: its body and its headers. It has its status already. A replayed
-/// response has no [`DedupAnswer`]. `docs` is the page that [`DedupLayer::problem_docs`](super::DedupLayer::problem_docs)
-/// sets.
+/// Completes an answer for the clients of an API: its body and its headers. It has its status
+/// already. A replayed response has no [`DedupAnswer`]. `docs` is the page that
+/// [`DedupLayer::problem_docs`](super::DedupLayer::problem_docs) sets.
 pub(crate) type Dress = fn(&mut Response<Bytes>, Option<DedupAnswer>, docs: Option<&str>);
 
 /// Returns `true` for a URL of a page, to which a fragment can be added.

@@ -1,24 +1,25 @@
 //! One delivery, from its claim to its ending.
 //!
-//! [`Run::to_the_end`] takes the way of [`run`](crate::run). To its steps it adds these:
+//! [`Run::to_the_end`] follows the steps of [`run`](crate::run), and adds these:
 //!
-//! 1. While the delivery waits for another one, it gives up its permit and the inner service's readiness. It takes
-//!    both again for each of its claims.
-//! 2. `judge` decides whether the handler succeeded. `read_success` reads the response of a success, if
-//!    duplicates get it.
+//! 1. While the delivery waits for another one, it gives up its permit and the inner service's
+//!    readiness. It takes both again for each of its claims.
+//! 2. `judge` decides whether the handler succeeded. `read_success` reads the response of a
+//!    success, if duplicates get it.
 //! 3. Deliveries that wait for the event are woken once the claim is settled.
 //!
-//! A request without a key takes the same way, with nothing to claim. [`shadow`](super::shadow) has a way of its own.
+//! A request without a key follows the same steps, with nothing to claim. [`shadow`](super::shadow)
+//! has its own steps.
 //!
 //! # What happens if a future is dropped?
 //!
-//! - *The caller's future*, because the client hangs up: nothing. The delivery runs in its own task,
-//!   and no one drops it. A request by a method that is not deduplicated has no [`Run`]: the inner service's
-//!   future is dropped with the caller's.
-//! - *The delivery itself*, because the runtime shuts down: a caller that still waits answers 503. The
-//!   claim is dropped, but the runtime starts no task that could release it. So a lease lapses, and the
-//!   retry runs as a takeover. A transaction is rolled back. On arrival, an event whose handler has not
-//!   ended is lost.
+//! - *The caller's future*, because the client hangs up: nothing. The delivery runs in its own
+//!   task, and no one drops it. A request by a method that is not deduplicated has no [`Run`]: the
+//!   inner service's future is dropped with the caller's.
+//! - *The delivery itself*, because the runtime shuts down: a caller that still waits answers 503.
+//!   The claim is dropped, but the runtime starts no task that could release it. So a lease lapses,
+//!   and the retry runs as a takeover. A transaction is rolled back. On arrival, an event whose
+//!   handler has not ended is lost.
 
 use std::future::Future;
 use std::marker::PhantomData;
@@ -160,8 +161,8 @@ where
         Plan::End(ended)
     }
 
-    /// Calls the inner service, judges its response, and settles the claim. Apart from the claim, so that the futures of
-    /// both share their memory.
+    /// Calls the inner service, judges its response, and settles the claim. Apart from the claim,
+    /// so that the futures of both share their memory.
     #[expect(clippy::manual_async_fn, reason = "an `async fn` stores its arguments twice")]
     fn handle(
         &mut self,
@@ -201,7 +202,7 @@ where
                 (Outcome::Completed, ..) => Some(HandlerSuccess::default()),
                 _ => None,
             };
-            // On arrival.
+            // Under the on-arrival ledger, the key is permanent already.
             let is_permanent = claim.is_none();
             let settled = match claim {
                 Some(claim) => claim.settle(success).await,
@@ -229,7 +230,7 @@ where
                 // An answer of the layer's own has its end.
                 _ => return ended,
             };
-            answer::set_end(&mut ended.ending, end);
+            self.set_end(&mut ended.ending, end);
             ended
         }
     }

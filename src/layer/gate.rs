@@ -1,13 +1,17 @@
-//! [`Gate`]: bounds how many deliveries run and wait, and wakes those that wait. It has the mode too.
+//! [`Gate`]: bounds how many deliveries run and wait, and wakes those that wait. It also has the
+//! mode.
 //!
 //! A layer shares one gate with its clones, its services and its handles.
 //!
-//! A delivery that has waited claims again only with a permit to run, because it may have to run: whoever holds an event
-//! never waits, and a claim on arrival is final. Many such deliveries, each for an event that runs elsewhere, must not cause
-//! new ones to be refused while no handler runs:
+//! A delivery that has waited claims again only with a permit to run, because it may have to run: a
+//! delivery that holds an event never waits, and a claim on arrival is final. Many such deliveries,
+//! each for an event that runs elsewhere, must not cause new ones to be refused while no handler
+//! runs:
 //!
-//! 1. At most [`TURNS`] of them claim at the same time. They take permits that are free, and wait for none.
-//! 2. A new delivery that finds no free permit meanwhile waits for one, behind at most [`TURNS`] others.
+//! 1. At most [`TURNS`] of them claim at the same time. They take permits that are free, and wait
+//!    for none.
+//! 2. A new delivery that finds no free permit meanwhile waits for one, behind at most [`TURNS`]
+//!    others.
 
 use std::future::poll_fn;
 use std::marker::PhantomData;
@@ -70,8 +74,8 @@ impl Gate {
         check(running > 0, "max_running", "at least 1 delivery", &running)
     }
 
-    /// Returns a place behind the deliveries that claim again after a wait, if there are any: most of them find their event
-    /// in flight, and give their permits back soon.
+    /// Returns a place behind the deliveries that claim again after a wait, if there are any: most
+    /// of them find their event in flight, and give their permits back soon.
     pub(super) fn place_behind_turns(&self) -> Option<Permit> {
         (self.turns.held() > 0).then(|| self.behind.try_acquire()).flatten()
     }
@@ -96,8 +100,8 @@ impl<S: Service<R> + Clone, R> Admission for Admitted<'_, S, R> {
     type Refusal = NotAdmitted<S::Error>;
     type Turn = Permit;
 
-    /// Waits for a turn, then for the readiness of the inner service. A permit to run has to be free then: a new delivery,
-    /// which has its readiness, may wait for the permit.
+    /// Waits for a turn, then for the readiness of the inner service. A permit to run has to be
+    /// free then: a new delivery, which has its readiness, may wait for the permit.
     async fn admit(&mut self, deadline: Instant) -> Result<Option<Permit>, Self::Refusal> {
         let turn = async {
             let turn = self.gate.turns.acquire().await.ok_or(NotAdmitted::Full)?;
@@ -119,8 +123,8 @@ impl<S: Service<R> + Clone, R> Admission for Admitted<'_, S, R> {
     }
 }
 
-/// Replaces a ready service by a clone that is not ready. Readiness may be a permit of an inner limit,
-/// and a delivery that waits must not hold one.
+/// Replaces a ready service by a clone that is not ready. Readiness may be a permit of an inner
+/// limit, and a delivery that waits must not hold one.
 pub(super) fn release_readiness<S: Clone>(inner: &mut S) {
     let unready = inner.clone();
     drop(std::mem::replace(inner, unready));

@@ -44,8 +44,8 @@ impl DedupHandle {
         self.gate.mode.get()
     }
 
-    /// Sets the mode of the layer, its clones and its services. A change is logged. [`Mode`] says what
-    /// happens to the deliveries that run.
+    /// Sets the mode of the layer, its clones and its services. A change is logged. [`Mode`] says
+    /// what happens to the deliveries that run.
     pub fn set_mode(&self, mode: Mode) {
         let previous = self.gate.mode.set(mode);
         if previous != mode {
@@ -74,12 +74,13 @@ impl DedupHandle {
 
     /// Waits until no delivery runs or waits and no write is pending.
     ///
-    /// It does not refuse new deliveries: stop accepting connections first. It has no bound of its
-    /// own. It waits for the slowest handler and, while the store does not reply, for the bound of the
-    /// last write, ten minutes.
+    /// It does not refuse new deliveries: stop accepting connections first. It has no time limit of
+    /// its own. It waits for the slowest handler and, while the store does not reply, for the bound
+    /// of the last write, ten minutes.
     ///
-    /// Await it before the runtime ends, which takes the pending writes along. On arrival, an event whose claim
-    /// is not released then is lost; under a lease, its key is free when the lease lapses.
+    /// Await it before the runtime ends, because the pending writes end with the runtime. Under the
+    /// on-arrival ledger, an event whose claim has not been released is then lost. Under a lease,
+    /// its key is free when the lease lapses.
     pub async fn drain(&self) {
         self.gate.tasks.wait().await;
         self.pending_writes.wait().await;

@@ -8,28 +8,31 @@ use http::response;
 
 /// What to do with a delivery that carries no key.
 ///
-/// To use the body as the key then, say so in the key: `part.or(`[`key::body_digest()`](crate::key::body_digest)`)`.
+/// To use the body as the key instead, make it a part of the key:
+/// `part.or(`[`key::body_digest()`](crate::key::body_digest)`)`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum OnMissingKey {
     /// Answer 400 and claim nothing.
     #[default]
     Reject,
-    /// Run the handler without protection from duplicates. The bounds of a delivery hold.
+    /// Run the handler without protection from duplicates. The bounds of a delivery still apply.
     PassThrough,
 }
 
 /// What to do with a delivery whose event is in flight.
 ///
-/// It is never acknowledged before it is handled: a sender that must get its 200 at once needs
-/// [`DedupLayer::on_arrival`](crate::DedupLayer::on_arrival), which may lose the event, or a queue.
+/// The event is never acknowledged before it is handled. If the sender must get its 200 at once,
+/// use an [inbox](crate::guide::inbox), a queue, or
+/// [`DedupLayer::on_arrival`](crate::DedupLayer::on_arrival), which may lose the event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum OnInFlight {
-    /// Wait for the first run to end, up to this long, and begin again. If the first run succeeded,
-    /// answer 200; if it failed, run the handler. Past the bound, 503 with `Retry-After`. So is, at once, a
-    /// delivery beyond eight that wait for one key. One of those that wait for an event claims it again for all,
-    /// and takes a permit to run for each claim. The others hold none, and follow one after the other.
+    /// Wait for the first run to end, at most for this time. If the first run succeeded, answer
+    /// 200; if it failed, run the handler. After that time, answer 503 with `Retry-After`; at once
+    /// if eight deliveries already wait for the key. Of the deliveries that wait for an event, one
+    /// claims it again for all, and takes a permit to run for each claim. The others hold no
+    /// permit, and follow one after the other.
     ///
     /// The default, with 2 s: most handlers end within 2 s, so the sender never sees a failure.
     Wait(Duration),
@@ -53,8 +56,8 @@ pub enum OnUnavailable {
     /// Run the handler without protection from duplicates. The key is completed (on arrival:
     /// claimed) afterwards, if the store is available by then.
     ///
-    /// This is for a store that has replied to no claim of the delivery. If it has replied to some, the
-    /// events that it has claimed run, and the answer is 503.
+    /// This is for a store that has replied to no claim of the delivery. If it has replied to some,
+    /// the events that it has claimed run, and the answer is 503.
     FailOpen,
 }
 
@@ -70,15 +73,17 @@ pub enum OnMismatch {
     Refuse,
 }
 
-/// Decides whether the event was handled: an extension that a handler or an inner layer puts into the
-/// response. With the feature `axum` it is a part of a response: `(StatusCode::GONE, Disposition::Complete)`.
+/// Decides whether the event was handled: an extension that a handler or an inner layer puts into
+/// the response. With the feature `axum` it is a part of a response:
+/// `(StatusCode::GONE, Disposition::Complete)`.
 ///
-/// It decides before [`success_when`](crate::DedupLayer::success_when). It stays in the response, so
-/// that an outer deduplicating layer decides the same. Under the
-/// [on-arrival](crate::DedupLayer::on_arrival) ledger it changes nothing but the log record, because
-/// the key is permanent before the handler runs. Under the
-/// [transactional](crate::DedupLayer::transactional) ledger, `Complete` replaces no commit: a success that has completed
-/// nothing in a transaction, and has not said [`nothing_to_write`](crate::Delivery::nothing_to_write), is 500.
+/// It takes precedence over [`success_when`](crate::DedupLayer::success_when). It stays in the
+/// response, so that an outer deduplicating layer decides the same. Under the
+/// [on-arrival](crate::DedupLayer::on_arrival) ledger it changes nothing but the log record,
+/// because the key is permanent before the handler runs. Under the
+/// [transactional](crate::DedupLayer::transactional) ledger, `Complete` replaces no commit: a
+/// success that has completed nothing in a transaction, and has not called
+/// [`nothing_to_write`](crate::Delivery::nothing_to_write), is answered 500.
 ///
 /// # Example
 ///
@@ -96,15 +101,16 @@ pub enum OnMismatch {
 pub enum Disposition {
     /// The event was handled: its key becomes permanent, whatever the status.
     Complete,
-    /// The event was not handled: its key is released, whatever the status. **After a 2xx the sender
-    /// does not deliver again.**
+    /// The event was not handled: its key is released, whatever the status. **After a 2xx the
+    /// sender does not deliver again.**
     Release,
 }
 
 /// Marks a request whose signature was verified.
 ///
 /// A verifying layer outside the deduplicating one inserts it into the request's extensions;
-/// [`DedupLayer::require_verified`](crate::DedupLayer::require_verified) refuses requests without it.
+/// [`DedupLayer::require_verified`](crate::DedupLayer::require_verified) refuses requests without
+/// it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Verified;
 

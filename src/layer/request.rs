@@ -11,6 +11,7 @@ use http::{header, request};
 use super::answer::{self, Ended, Ending};
 use super::builder::DedupLayer;
 use super::config::Config;
+use super::end::{self, DeliveryEnd, ReportEnd};
 use super::gate::Permit;
 use super::paths::LAST_PATHS;
 use super::policy::{OnMissingKey, Verified};
@@ -31,6 +32,8 @@ pub(super) struct Run<S, L, B> {
     pub(super) keys: Keys,
     /// Log records may name the keys: they are valid, and the request is verified if it has to be.
     pub(super) logs_keys: bool,
+    /// The request asks for its [`DeliveryEnd`].
+    pub(super) reports_end: bool,
     pub(super) layer: Arc<DedupLayer<L, B>>,
     /// `None` while the delivery waits, and in shadow after a fault or if none was free.
     pub(super) permit: Option<Permit>,
@@ -40,12 +43,14 @@ pub(super) struct Run<S, L, B> {
 impl<S, L, B> Run<S, L, B> {
     /// Boxed once, because each step takes it by value.
     pub(super) fn new(inner: S, head: request::Parts, layer: Arc<DedupLayer<L, B>>) -> Box<Self> {
+        let reports_end = head.extensions.get::<ReportEnd>().is_some();
         Box::new(Self {
             inner,
             head,
             body: Bytes::new(),
             keys: Keys::none(),
             logs_keys: true,
+            reports_end,
             layer,
             permit: None,
             report: Report::started_now(),
@@ -71,8 +76,9 @@ impl<S, L, B> Run<S, L, B> {
         self.report.emit(outcome, keys, &config.meters);
     }
 
-    /// Ends a delivery that has run to its end, and reports it. A panic in an extension or in a response body counts as a
-    /// panic of the handler: the dropped claim is released. The ledger catches the panics of an adapter.
+    /// Ends a delivery that has run to its end, and reports it. A panic in an extension or in a
+    /// response body counts as a panic of the handler: the dropped claim is released. The ledger
+    /// catches the panics of an adapter.
     pub(super) fn finish<R, E>(
         &mut self,
         delivered: thread::Result<Ended<R, E>>,
@@ -87,8 +93,8 @@ impl<S, L, B> Run<S, L, B> {
 
     /// Reports a delivery that runs.
     pub(super) fn report_run(&mut self, delivery: &Delivery) {
-        // Set before the handler runs: under the on-arrival ledger, a delivery of this event on another
-        // path is a duplicate from now on.
+        // Set before the handler runs: under the on-arrival ledger, a delivery of this event on
+        // another path is a duplicate from now on.
         LAST_PATHS.insert(delivery.keys(), self.head.uri.path());
         self.report.attempt = Some((delivery.attempt(), delivery.is_takeover()));
     }
@@ -107,6 +113,13 @@ impl<S, L, B> Run<S, L, B> {
         self.layer.gate.waiters.wake(delivery.events().iter().flat_map(Event::identities));
     }
 
+    /// Sets what the response of a handler reports of the delivery's events.
+    pub(super) fn set_end<R, E>(&self, ending: &mut Ending<R, E>, end: Option<DeliveryEnd>) {
+        if let Ok(Ok(response)) = ending {
+            end::set(response, end.filter(|_| self.reports_end));
+        }
+    }
+
     /// Replaces the `Retry-After` of a rejection by that of the layer.
     pub(super) fn set_retry_after<R, E>(&self, ending: &mut Ending<R, E>) {
         if let Ok(Ok(response)) = ending
@@ -121,8 +134,8 @@ impl<S, L, B> Run<S, L, B> {
         RequestRef::new(&self.head, &self.body)
     }
 
-    /// Returns `true` if an outer layer runs this delivery. This layer would find the event in flight
-    /// or complete.
+    /// Returns `true` if an outer layer runs this delivery. This layer would find the event in
+    /// flight or complete.
     pub(super) fn is_nested(&self, runs: fn(&Delivery, &DedupKey) -> bool) -> bool {
         let outer = self.head.extensions.get::<Delivery>();
         let mut events = self.keys.events().iter();
@@ -147,8 +160,9 @@ impl<S, L, B> Run<S, L, B> {
         self.digested(self.extract()?)
     }
 
-    /// Returns the keys of a request that reaches the handler whatever is wrong with them. If there is a
-    /// fault, returns the fault and the digest of the body as the key, unless the body is empty.
+    /// Returns the keys of a request that reaches the handler whatever is wrong with them. If there
+    /// is a fault, returns the fault and the digest of the body as the key, unless the body is
+    /// empty.
     pub(super) fn extract_leniently(&self) -> (Keys, Option<KeyError>) {
         match caught(|| self.extract()) {
             Ok(keys) => (keys, None),
@@ -175,9 +189,10 @@ impl<S, L, B> Run<S, L, B> {
         }
     }
 
-    /// Refuses too many keys. The events have the SHA-256 of their payloads then, if the layer compares payloads, and no
-    /// bytes: a background write may hold them. In a multi-event delivery a payload is the event's own bytes; an event
-    /// whose bytes the extractor does not name is not compared.
+    /// Refuses too many keys. The events have the SHA-256 of their payloads then, if the layer
+    /// compares payloads, and no bytes: a background write may hold them. In a multi-event delivery
+    /// a payload is the event's own bytes; an event whose bytes the extractor does not name is not
+    /// compared.
     pub(super) fn digested(&self, keys: Keys) -> Result<Keys, KeyError> {
         let (config, is_multi_event) = (&self.layer.config, keys.is_multi_event());
         if keys.identity_count() > config.max_keys {
@@ -193,8 +208,8 @@ impl<S, L, B> Run<S, L, B> {
 
 pub(super) const NOT_VERIFIED: &str = "the request has no extension `Verified`";
 
-/// Returns an error if `read` panics: a closure of the key must not replace the response by its panic, and the
-/// delivery has its log record.
+/// Returns an error if `read` panics: a closure of the key must not replace the response by its
+/// panic, and the delivery has its log record.
 pub(super) fn caught<T>(read: impl FnOnce() -> Result<T, KeyError>) -> Result<T, KeyError> {
     let panicked = |_| Err(KeyError::new(KeyErrorKind::Panicked, "the key"));
     catch_unwind(AssertUnwindSafe(read)).unwrap_or_else(panicked)

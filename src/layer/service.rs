@@ -1,5 +1,5 @@
-//! [`Dedup`]: the tower service. [`ResponseFuture`]: buffers the body, dispatches the request, and awaits the
-//! ending.
+//! [`Dedup`]: the tower service. [`ResponseFuture`]: buffers the body, dispatches the request, and
+//! awaits the ending.
 
 use std::fmt;
 use std::future::Future;
@@ -95,8 +95,8 @@ pin_project! {
     /// # Cancel safety
     ///
     /// Dropped while it buffers the body, it leaves nothing behind. Dropped
-    /// later, the delivery runs to its end without it. For a request by a method that is not deduplicated,
-    /// it drops the inner service's future.
+    /// later, the delivery runs to its end without it. For a request by a method that is not
+    /// deduplicated, it drops the inner service's future.
     pub struct ResponseFuture<S, L, B, R, ResBody>
     where
         S: Service<Request<B>>,

@@ -1,6 +1,7 @@
 //! [`DedupSettings`]: what a layer around a [`DedupLayer`] has to know of it.
 
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 use http::{HeaderName, Method};
@@ -8,10 +9,10 @@ use http::{HeaderName, Method};
 use super::builder::DedupLayer;
 use super::config::Config;
 use super::policy::OnUnavailable;
-use crate::key::{KeyExtractor, LogIds};
+use crate::key::{Extracted, Keys, RequestRef};
 
-/// The settings of a [`DedupLayer`], for a layer around it that has to agree with it, such as one that stores deliveries
-/// before they are handled: see [`DedupLayer::settings`].
+/// The settings of a [`DedupLayer`], for a layer around it that has to agree with it, such as one
+/// that stores deliveries before they are handled: see [`DedupLayer::settings`].
 ///
 /// The mode changes while a layer serves, and is that of its [handle](crate::DedupHandle::mode).
 #[derive(Clone, Copy)]
@@ -36,10 +37,15 @@ impl<L, B> DedupLayer<L, B> {
 }
 
 impl<'l> DedupSettings<'l> {
-    /// Returns the extractor of the keys.
+    /// Returns the keys of a request, as the layer reads them; `None` for a request without a key,
+    /// and for one that the layer refuses: with a malformed key or too many, or if a closure of the
+    /// extractor panics.
     #[must_use]
-    pub fn extractor(&self) -> &'l KeyExtractor {
-        &self.0.key
+    pub fn keys(&self, request: &RequestRef<'_>) -> Option<Keys> {
+        match catch_unwind(AssertUnwindSafe(|| self.0.key.read(request))) {
+            Ok(Ok(Extracted::Keys(keys))) if keys.identity_count() <= self.0.max_keys => Some(keys),
+            _ => None,
+        }
     }
 
     /// Returns the namespace of the keys, without the part of a
@@ -55,7 +61,8 @@ impl<'l> DedupSettings<'l> {
         self.0.times.retention
     }
 
-    /// Returns how long the sender of the preset may deliver an event again; `None` without a preset.
+    /// Returns how long the sender of the preset may deliver an event again; `None` without a
+    /// preset.
     #[must_use]
     pub fn retention_floor(&self) -> Option<Duration> {
         self.0.key.retention_floor
@@ -79,18 +86,6 @@ impl<'l> DedupSettings<'l> {
         self.0.body_timeout
     }
 
-    /// Returns how many keys one request may carry, second identities included.
-    #[must_use]
-    pub fn max_keys(&self) -> usize {
-        self.0.max_keys
-    }
-
-    /// Returns how log records name an event.
-    #[must_use]
-    pub fn log_ids(&self) -> LogIds {
-        self.0.meters.log_ids
-    }
-
     /// Returns the header in which the layer's own answers say why.
     #[must_use]
     pub fn result_header(&self) -> Option<&'l HeaderName> {
@@ -103,8 +98,8 @@ impl<'l> DedupSettings<'l> {
         self.0.replay.is_some()
     }
 
-    /// Returns `true` for a layer of [`idempotency_key`](DedupLayer::idempotency_key), whose clients wait for the
-    /// response.
+    /// Returns `true` for a layer of [`idempotency_key`](DedupLayer::idempotency_key), whose
+    /// clients wait for the response.
     #[must_use]
     pub fn is_of_clients(&self) -> bool {
         self.0.dress.is_some()

@@ -1,7 +1,9 @@
 //! Shadow: the layer judges a delivery, and its handler runs under every verdict.
 //!
-//! 1. The verdict comes from a fault of the request, from the lack of a free permit, or else from the claim.
-//! 2. The handler runs once, without a bound. Its response, error or panic is the ending. No response is stored.
+//! 1. The verdict comes from a fault of the request, from the lack of a free permit, or else from
+//!    the claim.
+//! 2. The handler runs once, without a bound. Its response, error or panic is the ending. No
+//!    response is stored.
 //! 3. A delivery whose verdict is not `First` runs without a claim.
 //! 4. The claim is settled as under a lease, and the result changes the log record only.
 //!
@@ -16,7 +18,7 @@ use http::{Request, Response};
 use http_body::Body;
 use tower_service::Service;
 
-use super::answer::{Ended, Ending, set_end};
+use super::answer::{Ended, Ending};
 use super::delivery::judge;
 use super::end::DeliveryEnd;
 use super::request::{NOT_VERIFIED, Run, caught};
@@ -50,7 +52,8 @@ impl<S, L, B> Run<S, L, B> {
         }
     }
 
-    /// Takes a permit for a request without a fault. Returns the verdict on a delivery that claims nothing.
+    /// Takes a permit for a request without a fault. Returns the verdict on a delivery that claims
+    /// nothing.
     pub(super) fn admit_in_shadow(&mut self, fault: Option<RequestFault>) -> Option<Verdict> {
         let (verdict, error) = match fault {
             Some(RequestFault::Unverified) => (Verdict::Unverified, NOT_VERIFIED.into()),
@@ -81,8 +84,8 @@ impl<S, L, B> Run<S, L, B> {
         self.report.shadow = Some(ShadowFields { verdict: verdict.as_str(), is_fault, payload });
     }
 
-    /// Returns the first 16 hex digits of the SHA-256 of the part of the payload that is compared, or else
-    /// of the body.
+    /// Returns the first 16 hex digits of the SHA-256 of the part of the payload that is compared,
+    /// or else of the body.
     fn payload_digest(&self) -> String {
         let compared = self.keys.events().first().and_then(Event::payload_sha256);
         hex(&compared.unwrap_or_else(|| sha256(&self.body))[..8])
@@ -95,7 +98,8 @@ impl<S, L, B> Run<S, L, B> {
         }
         let extensions = &mut self.head.extensions;
         if extensions.get::<Delivery>().is_some_and(|outer| !outer.is_unenforced()) {
-            // The outer layer decides what runs, and its events are completed in the handler's transaction.
+            // The outer layer decides what runs, and its events are completed in the handler's
+            // transaction.
             return;
         }
         let (ledger, meters) = (&self.layer.ledger, &self.layer.config.meters);
@@ -147,7 +151,8 @@ where
         }
         if let Some(claim) = claim {
             let success = (ended.outcome == Outcome::Completed).then(HandlerSuccess::default);
-            // No transaction of the handler touches the claim, so the settling has no other result to report.
+            // No transaction of the handler touches the claim, so the settling has no other result
+            // to report.
             if let Settled::NotReleased(error) = claim.settle(success).await {
                 self.report.error = Some(error.into());
             }
@@ -156,7 +161,7 @@ where
             self.wake_waiters(claimed);
         }
         self.set_retry_after(&mut ended.ending);
-        set_end(&mut ended.ending, Some(DeliveryEnd::Undecided));
+        self.set_end(&mut ended.ending, Some(DeliveryEnd::Undecided));
         ended
     }
 

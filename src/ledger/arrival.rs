@@ -4,14 +4,15 @@
 //!    this only for effects that are worse twice than never.
 //! 2. A claim whose reply was lost is released by its token. The sender got 503, and its retry must
 //!    find the key free; otherwise the event is lost without a run.
-//! 3. The claim may still be on its way to the store. Once the release has returned, the claim has no effect
-//!    any more, however late it arrives. A release that fails is repeated for 10 min.
-//! 4. From the claim to its reply, or to the end of the release, this ledger treats the key as in flight where the
-//!    store replies "complete" to another delivery. The clones of a layer share their ledger. Another layer or process
-//!    gets "complete" in that time, and so does this one if the runtime of the release has ended; where that matters,
-//!    use the lease ledger.
-//! 5. An event has one identity. A second one would be complete before the key is claimed, and would have to be
-//!    released if the key is not claimed: meanwhile other processes acknowledge an event that nobody runs.
+//! 3. The claim may still be on its way to the store. Once the release has returned, the claim has
+//!    no effect any more, however late it arrives. A release that fails is repeated for 10 min.
+//! 4. From the claim to its reply, or to the end of the release, this ledger treats the key as in
+//!    flight where the store replies "complete" to another delivery. The clones of a layer share
+//!    their ledger. Another layer or process gets "complete" in that time, and so does this one if
+//!    the runtime of the release has ended; where that matters, use the lease ledger.
+//! 5. An event has one identity. A second one would be complete before the key is claimed, and
+//!    would have to be released if the key is not claimed: meanwhile other processes acknowledge an
+//!    event that nobody runs.
 //!
 //! # Timeline of a claim whose reply is lost
 //!
@@ -36,7 +37,8 @@ use crate::adapter::contract::{ClaimReply, Token};
 use crate::error::{StoreError, StoreErrorKind};
 use crate::key::DedupKey;
 
-/// How much older a row may seem than it is: a store takes both times in whole milliseconds, and by a clock of its own.
+/// How much older a row may seem than it is: a store takes both times in whole milliseconds, and by
+/// a clock of its own.
 const AGE_ERROR: Duration = Duration::from_millis(10);
 
 /// Keys of which this process knows more than the store.
@@ -48,8 +50,8 @@ pub(super) struct Arrivals {
     releasing: Arc<Pending>,
 }
 
-/// A key that is complete in the store is in flight while the claim that completed it has no reply, or may be released:
-/// its handler may never run.
+/// A key that is complete in the store is in flight while the claim that completed it has no reply,
+/// or may be released: its handler may never run.
 pub(super) struct Doubt {
     arrivals: Arc<Arrivals>,
     /// A slot for the release, which must not be refused.
@@ -58,7 +60,8 @@ pub(super) struct Doubt {
     /// The token of these claims.
     own: Token,
     _claiming: PendingGuard<Instant>,
-    /// The removals from `releasing` before the delivery. If there was one meanwhile, any key may have been released.
+    /// The removals from `releasing` before the delivery. If there was one meanwhile, any key may
+    /// have been released.
     removals: usize,
 }
 

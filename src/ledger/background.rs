@@ -1,4 +1,5 @@
-//! Work that continues after the answer has left. [`Background`]: calls that are repeated, bounded in number and in time.
+//! Work that continues after the answer has left. [`Background`]: calls that are repeated, bounded
+//! in number and in time.
 //! [`Pending`]: keys with unfinished work in this process, which the store does not know of yet.
 
 use std::collections::HashMap;
@@ -24,17 +25,19 @@ use crate::observe::{self, Meters};
 const FIRST_DELAY: Duration = Duration::from_millis(50);
 const LONGEST_DELAY: Duration = Duration::from_secs(5);
 
-/// How many calls of a job run at once, each with its whole bound. A store that writes one key after the other
-/// and waits 100 ms for a replica takes 1.6 s. With more, the last keys would never have their turn.
+/// How many calls of a job run at once, each with its whole bound. A store that writes one key
+/// after the other and waits 100 ms for a replica takes 1.6 s. With more, the last keys would never
+/// have their turn.
 const MOST_IN_BACKGROUND: usize = 16;
 
-/// After this time, a write is not repeated. Until then the lease of a completion is renewed too, because a store
-/// may take renewals and no completions. A release under a lease is repeated as long, however short the lease is: the
-/// claim may reach the store after it, and would hold the key for a further lease.
+/// After this time, a write is not repeated. Until then the lease of a completion is renewed too,
+/// because a store may take renewals and no completions. A release under a lease is repeated as
+/// long, however short the lease is: the claim may reach the store after it, and would hold the key
+/// for a further lease.
 const BOUND: Duration = Duration::from_secs(600);
 
-/// Jobs of each kind at once. On arrival, a release loses an event if it finds no slot; under a lease, it
-/// leaves its key to the lease.
+/// Jobs of each kind at once. On arrival, a release loses an event if it finds no slot; under a
+/// lease, it leaves its key to the lease.
 const MOST_COMPLETIONS: usize = 16_384;
 const MOST_RELEASES: usize = 4_096;
 const MOST_RELEASES_ON_ARRIVAL: usize = 16_384;
@@ -43,8 +46,8 @@ const MOST_RELEASES_ON_ARRIVAL: usize = 16_384;
 pub(super) struct Background {
     pub(super) tasks: TaskTracker,
     completions: Arc<Semaphore>,
-    /// Separate from `completions`, because an outage leads to many releases. A refused release blocks
-    /// a key for a lease; a refused completion runs an event twice.
+    /// Separate from `completions`, because an outage leads to many releases. A refused release
+    /// blocks a key for a lease; a refused completion runs an event twice.
     releases: Arc<Semaphore>,
 }
 
@@ -72,14 +75,15 @@ impl RetryJob {
         }
     }
 
-    /// Returns `true` if the job is repeated after this error. A release that ends early may lose an event, and
-    /// most errors that seem to last do not: a pooler without prepared statements has one server of many.
+    /// Returns `true` if the job is repeated after this error. A release that ends early may lose
+    /// an event, and most errors that seem to last do not: a pooler without prepared statements has
+    /// one server of many.
     fn repeats(&self, error: &StoreError) -> bool {
         !matches!(self.write, Write::Release) || error.kind() != StoreErrorKind::Unsupported
     }
 
-    /// Makes the calls, a few at a time: a key that the store refuses delays no other key. After `end`, no call
-    /// follows an error. Returns the first error.
+    /// Makes the calls, a few at a time: a key that the store refuses delays no other key. After
+    /// `end`, no call follows an error. Returns the first error.
     async fn attempt(&self, end: Instant) -> Option<StoreError> {
         let (calls, mut failed) = (&self.calls, None);
         for keys in self.keys.chunks(MOST_IN_BACKGROUND) {
@@ -120,11 +124,11 @@ impl Background {
         Arc::clone(&self.releases).try_acquire_owned().ok()
     }
 
-    /// Repeats the calls with growing pauses until they succeed, their bound has passed, or an error ends the job.
-    /// Then drops `guard`.
+    /// Repeats the calls with growing pauses until they succeed, their bound has passed, or an
+    /// error ends the job. Then drops `guard`.
     ///
-    /// Reserves a slot unless the caller has one. Without a runtime or a free slot, the job is refused,
-    /// which is logged.
+    /// Reserves a slot unless the caller has one. Without a runtime or a free slot, the job is
+    /// refused, which is logged.
     pub(super) fn repeat(
         &self,
         slot: Option<OwnedSemaphorePermit>,
@@ -187,7 +191,8 @@ impl<T> Default for Pending<T> {
 }
 
 impl<T: Clone> Pending<T> {
-    /// Removes the keys that are pending. Returns them with their positions, each with what its latest work knows.
+    /// Removes the keys that are pending. Returns them with their positions, each with what its
+    /// latest work knows.
     pub(super) fn split(&self, keys: &mut List<KeyedTerms>) -> Vec<(usize, KeyedTerms, T)> {
         let mut found = Vec::new();
         if !self.is_empty() {
@@ -208,8 +213,8 @@ impl<T: Clone> Pending<T> {
         !self.is_empty() && self.lock().get(key).is_some_and(|works| works.iter().any(is_such))
     }
 
-    /// Returns a number that changes whenever keys are removed. If the number is unchanged and a key is
-    /// absent now, the key was absent all the time.
+    /// Returns a number that changes whenever keys are removed. If the number is unchanged and a
+    /// key is absent now, the key was absent all the time.
     pub(super) fn removals(&self) -> usize {
         self.removals.load(Ordering::Acquire)
     }
@@ -259,7 +264,8 @@ impl<T> Drop for PendingGuard<T> {
                 }
             }
         }
-        // `removals` changes before `count`: a reader that sees an empty set must see that it changed.
+        // `removals` changes before `count`: a reader that sees an empty set must see that it
+        // changed.
         self.pending.removals.fetch_add(1, Ordering::AcqRel);
         self.pending.count.store(pending.len(), Ordering::Release);
     }

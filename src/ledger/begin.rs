@@ -38,14 +38,15 @@ pub(crate) enum Begin {
     WithoutKey,
     /// Other deliveries run every event that is not complete.
     InFlight,
-    /// Every event is complete. The first one was seen then. It has stored data only if the response is fetched.
+    /// Every event is complete. The first one was seen then. It has the data that was fetched.
     Duplicate(Seen),
     /// Every event is complete, and one was handled with another payload.
     Mismatch(Seen),
 }
 
 impl AnyLedger {
-    /// Begins a delivery of these keys. Without a key, it returns [`Begin::WithoutKey`], and asks no store.
+    /// Begins a delivery of these keys. Without a key, it returns [`Begin::WithoutKey`], and asks
+    /// no store.
     ///
     /// If the future is dropped, the keys that it may have claimed are released in the background.
     ///
@@ -121,8 +122,8 @@ impl AnyLedger {
         Begin::First { claim, delivery, in_flight, mismatch }
     }
 
-    /// Makes the delivery of all events of a request that the handler runs under every verdict. `claim` is the delivery
-    /// of the claim, if there is one.
+    /// Makes the delivery of all events of a request that the handler runs under every verdict.
+    /// `claim` is the delivery of the claim, if there is one.
     pub(crate) fn unenforced(
         &self,
         events: &[Event],

@@ -22,12 +22,12 @@ use crate::key::{DedupKey, Event, List};
 use crate::observe::{Meters, StoreSpan};
 use crate::replay::Replay;
 
-/// The name of a call in metrics and spans, and the beginning of its error text. One pointer, because
-/// the future of a delivery stores it.
+/// The name of a call in metrics and spans, and the beginning of its error text. One pointer,
+/// because the future of a delivery stores it.
 type Operation = &'static [&'static str; 2];
 
-/// The reply of the store for one key, or what this process knows of the key. After an error of unknown outcome, the
-/// key may be held.
+/// The reply of the store for one key, or what this process knows of the key. After an error of
+/// unknown outcome, the key may be held.
 pub(super) type Reply = Result<ClaimReply, StoreError>;
 
 /// A key that was claimed, and the reply.
@@ -57,8 +57,8 @@ impl UnwindSafe for Calls {}
 impl RefUnwindSafe for Calls {}
 
 impl Calls {
-    /// Returns these calls for another claim, which does not fail open. It has a token of its own, because
-    /// the claim before it may still be released in the background.
+    /// Returns these calls for another claim, which does not fail open. It has a token of its own,
+    /// because the claim before it may still be released in the background.
     pub(crate) fn again(&self) -> Self {
         let mut again = self.clone();
         (again.terms.token, again.fails_open) = (Token::random(), false);
@@ -77,8 +77,9 @@ impl Calls {
         };
     }
 
-    /// Returns an identity of an event with the terms of its calls. With a second identity the store holds the SHA-256
-    /// of its event's key, and with a key the payload, or else the content that is the second identity.
+    /// Returns an identity of an event with the terms of its calls. With a second identity the
+    /// store holds the SHA-256 of its event's key, and with a key the payload, or else the content
+    /// that is the second identity.
     pub(super) fn keyed(&self, event: &Event, identity: &DedupKey) -> KeyedTerms {
         let Abilities { stored_data, inspection, .. } = self.abilities;
         let named = || Some(event.key().sha256()).filter(|_| stored_data);
@@ -87,12 +88,12 @@ impl Calls {
         terms.payload_sha256 =
             if identity == event.key() { event.payload_sha256().or_else(content) } else { named() };
         terms.event_type = event.shared_event_type().filter(|_| inspection).map(Arc::clone);
-        KeyedTerms { key: identity.clone(), terms }
+        KeyedTerms { key: identity.clone(), terms: Box::new(terms) }
     }
 }
 
-/// Generates, for each method of the adapter, a call for each of several keys: the replies are in the
-/// order of the keys.
+/// Generates, for each method of the adapter, a call for each of several keys: the replies are in
+/// the order of the keys.
 macro_rules! calls {
     ($($method:ident $context:literal $reply:ty),+) => {
         impl Calls {$(
@@ -118,8 +119,9 @@ macro_rules! calls {
 calls!(claim "claiming keys" ClaimReply, renew "renewing leases" RenewReply,
     complete "completing keys" CompleteReply, release "releasing keys" (), is_complete "reading completions" bool);
 
-/// Makes a call for each key, all at once, within one bound and by one timer. Calls for which a store has no room
-/// beside the others are made again, because the store has executed nothing of them.
+/// Makes a call for each key, all at once, within one bound and by one timer. Calls for which a
+/// store has no room beside the others are made again, because the store has executed nothing of
+/// them.
 async fn each<'k, T>(
     operation: Operation,
     keys: &'k [KeyedTerms],
@@ -178,7 +180,8 @@ fn bounded<'c, T: 'c>(
     }
 }
 
-/// Returns `None` after `bound`, which begins with the first wait: a store in memory replies without a timer.
+/// Returns `None` after `bound`, which begins with the first wait: a store in memory replies
+/// without a timer.
 async fn within<F: Future + Unpin>(bound: Duration, mut future: F) -> Option<F::Output> {
     if let Poll::Ready(output) = poll!(&mut future) {
         return Some(output);

@@ -1,32 +1,38 @@
 //! Under a lease: the key becomes permanent when the handler has succeeded.
 //!
-//! 1. A delivery claims its keys under a lease, which is renewed while the handler runs. If the process
-//!    dies, the lease lapses. The retry then runs, flagged as a takeover.
-//! 2. Success is success. After the handler's success, the answer is the handler's: the completion
-//!    counts whichever delivery holds the lease by then. If the store does not reply, the completion
+//! 1. A delivery claims its keys under a lease, which is renewed while the handler runs. If the
+//!    process dies, the lease lapses. The retry then runs, flagged as a takeover.
+//! 2. After a success, the sender gets the handler's answer. The completion takes effect even if
+//!    another delivery holds the lease by then. If the store does not reply, the completion
 //!    continues in the background. Until it has ended, this process treats the key as complete and
 //!    renews its lease.
 //! 3. The keys of a handler that fails are released at once, so that the retry runs at once.
-//! 4. A claim whose reply was lost is released by its token. Once the release has returned, the claim has no
-//!    effect any more, however late it arrives. A release that fails is repeated for 10 min. No slot is
-//!    reserved for it before the claim: one that finds none leaves its key to the lease.
-//! 5. A claim that fails because stored data is unreadable is released too: the store has executed it.
+//! 4. A claim whose reply was lost is released by its token. Once the release has returned, the
+//!    claim has no effect any more, however late it arrives. A release that fails is repeated for
+//!    10 min. No slot is reserved for it before the claim. A release that finds no slot leaves its
+//!    key to the lease.
+//! 5. A claim that fails because stored data is unreadable is released too: the store has executed
+//!    it.
 //! 6. A runtime that shuts down drops its deliveries and starts no task. So their keys are not
 //!    released: the leases lapse, as if the process had died.
 //!
 //! # In the handler's own COMMIT
 //!
-//! The transactional ledger is a lease that demands a completion. After a success of the handler, one of these holds:
+//! The transactional ledger is a lease that requires a completion. After a success of the handler,
+//! one of these holds:
 //!
 //! 1. A [`DedupTx`](crate::DedupTx) has committed the events.
-//! 2. The handler has said [`nothing_to_write`](crate::Delivery::nothing_to_write): the ledger completes the events.
-//! 3. The store says that all events are complete by the token of the claim: another driver has completed them.
+//! 2. The handler has called [`nothing_to_write`](crate::Delivery::nothing_to_write): the ledger
+//!    completes the events.
+//! 3. The store says that all events are complete by the token of the claim: another driver has
+//!    completed them.
 //!
-//! Otherwise the events are released, and the answer is 500: nothing is lost. If a process dies, its lease lapses, and
-//! the retry runs. Safety does not depend on the lease: of two runs of an event, the second cannot commit.
+//! Otherwise the events are released, and the answer is 500: nothing is lost. If a process dies,
+//! its lease lapses, and the retry runs. Safety does not depend on the lease: of two runs of an
+//! event, the second cannot commit.
 //!
-//! Under [`DedupLayer::new`](crate::DedupLayer::new), a handler that begins such a transaction, or takes a statement for
-//! one, owes the same. Any other handler owes nothing.
+//! Under [`DedupLayer::new`](crate::DedupLayer::new), the same applies to a handler that begins
+//! such a transaction, or takes a statement for one. No other handler has to commit.
 
 use std::fmt;
 use std::future::Future;
@@ -49,23 +55,24 @@ use crate::key::List;
 /// How a claim has ended.
 #[derive(Debug)]
 pub(crate) enum Settled {
-    /// As its handler: the events are complete, or released.
+    /// The claim ended as its handler did: the events are complete, or released.
     Done,
     /// Another delivery has completed the events, which were seen then. This one has had no effect.
     CompletedElsewhere(Seen),
     /// The handler succeeded, and no transaction of it has completed the events. They are released.
     Uncommitted,
-    /// The handler succeeded, and the store has failed: it has not said whether a transaction has completed the events.
-    /// The release continues in the background.
+    /// The handler succeeded, and the store has failed: it has not said whether a transaction has
+    /// completed the events. The release continues in the background.
     Unconfirmed(StoreError),
-    /// The handler has not succeeded, and the store has failed. The release continues in the background.
+    /// The handler has not succeeded, and the store has failed. The release continues in the
+    /// background.
     NotReleased(StoreError),
 }
 
 /// The claim of a delivery that runs under a lease.
 ///
-/// If it is dropped, its end continues in the background: a success is completed, and anything else is
-/// released.
+/// If it is dropped, its end continues in the background: a success is completed, and anything else
+/// is released.
 pub(crate) struct Claim {
     ledger: Arc<AnyLedger>,
     lease: Arc<HeldLease>,
@@ -99,11 +106,12 @@ impl Claim {
         Self { ledger: Arc::clone(ledger), lease, renewal, left: Left::Release }
     }
 
-    /// Releases the keys, unless the handler succeeded. Completes the keys of a success in one attempt, or else in the
-    /// background. Returns no error then, because the handler succeeded. Keys that the handler's transaction has
-    /// completed are only given the response.
+    /// Releases the keys, unless the handler succeeded. Completes the keys of a success in one
+    /// attempt, or else in the background. Returns no error then, because the handler succeeded.
+    /// Keys that the handler's transaction has completed are only given the response.
     ///
-    /// After [`Settled::Uncommitted`], the layer answers 500, and after [`Settled::Unconfirmed`] 503.
+    /// After [`Settled::Uncommitted`], the layer answers 500, and after [`Settled::Unconfirmed`]
+    /// 503.
     #[expect(clippy::manual_async_fn, reason = "an `async fn` stores its arguments twice")]
     pub(crate) fn settle(
         mut self,
@@ -161,7 +169,8 @@ impl Claim {
     /// Releases the keys, because the handler has completed nothing.
     async fn rollback(mut self) -> Settled {
         if self.awaits_response_in_vain().await {
-            // The rows are complete. Their lease ends, so that duplicates do not wait for a response.
+            // The rows are complete. Their lease ends, so that duplicates do not wait for a
+            // response.
             self.left = Left::Completion(None);
             let held = &self.lease.of_ledger;
             if held.calls.complete(&held.keys).await.iter().all(Result::is_ok) {
@@ -178,7 +187,8 @@ impl Claim {
         }
     }
 
-    /// Returns `true` if the handler has completed its keys before it failed, and their rows wait for a response.
+    /// Returns `true` if the handler has completed its keys before it failed, and their rows wait
+    /// for a response.
     async fn awaits_response_in_vain(&self) -> bool {
         let held = &self.lease.of_ledger;
         held.awaits_response()
@@ -189,8 +199,8 @@ impl Claim {
             }
     }
 
-    /// If a completion was refused, claims the keys again before they are released, by the same token. A claim that
-    /// still holds its key is repeated, and counts no attempt.
+    /// If a completion was refused, claims the keys again before they are released, by the same
+    /// token. A claim that still holds its key is repeated, and counts no attempt.
     async fn completed_by_another(&self) -> Option<Seen> {
         let held = &self.lease.of_ledger;
         // A completion after the commit is refused by the events' own completion.
@@ -206,8 +216,8 @@ impl Claim {
         resolution.all_complete()
     }
 
-    /// Gives the keys to a hold, which releases them. The renewal ends before, because a renewal after the release would
-    /// report a lost lease.
+    /// Gives the keys to a hold, which releases them. The renewal ends before, because a renewal
+    /// after the release would report a lost lease.
     fn hold(&mut self) -> Hold<'_> {
         let held = &self.lease.of_ledger;
         held.note(|it| it.has_ended = true);
@@ -226,7 +236,8 @@ impl Drop for Claim {
                 let (keys, calls) = (left.keys(held).clone(), held.calls.clone());
                 let data = |it: &KeyedTerms| it.terms.stored_data().unwrap_or_default();
                 let known = keys.iter().map(|it| (it.key.clone(), data(it)));
-                // Until the job has ended, this process treats the keys as complete, and renews their lease.
+                // Until the job has ended, this process treats the keys as complete, and renews
+                // their lease.
                 let pending = self.ledger.completing.add(known, calls.terms.token);
                 let (lease, renewal) = (Arc::clone(&self.lease), self.renewal.take());
                 let job = RetryJob { write: Write::Complete(lease), calls, keys };

@@ -1,13 +1,15 @@
 //! Completion in the handler's own transaction: [`Delivery::begin`], [`Delivery::completion`].
 //!
-//! 1. The claim is that of a lease. The handler opens a transaction, writes, and completes the events in it. Nothing is
-//!    lent, and no connection is held while a handler thinks.
-//! 2. A completion writes the rows of all events that the delivery holds, if none is complete. The first COMMIT wins,
-//!    whoever holds the lease. So the row decides, and the lease only keeps others from running in vain.
-//! 3. A transaction that [`DedupTx`] commits is known to have completed its events. After a completion by another
-//!    driver, the ledger reads the rows: see [`Transactional`](super::Transactional).
-//! 4. A delivery that holds nothing completes nothing: one in shadow, one of a layer that is off, one that runs
-//!    unprotected. Its transaction is the handler's alone.
+//! 1. The layer claims under a lease. The handler opens a transaction, writes, and completes the
+//!    events in it. The layer holds no connection while the handler runs.
+//! 2. A completion writes the rows of all events that the delivery holds, if none is complete. The
+//!    first COMMIT wins, whoever holds the lease. So the row decides, and the lease only prevents
+//!    runs that could not commit.
+//! 3. A transaction that [`DedupTx`] commits is known to have completed its events. After a
+//!    completion by another driver, the ledger reads the rows: see
+//!    [`Transactional`](super::Transactional).
+//! 4. A delivery that holds nothing completes nothing: one in shadow, one of a layer that is off,
+//!    one that runs unprotected. Its transaction contains only the handler's writes.
 
 use std::any::Any;
 use std::fmt;
@@ -30,8 +32,8 @@ use crate::delivery::Delivery;
 use crate::error::{BoxError, StoreError, StoreErrorKind};
 
 impl Delivery {
-    /// Begins a transaction of the handler's on its own pool. [`DedupTx::commit`] completes the events of the delivery
-    /// in it: the key and the handler's writes, in one COMMIT.
+    /// Begins a transaction of the handler on the handler's own pool. [`DedupTx::commit`] completes
+    /// the events of the delivery in it: the key and the handler's writes, in one COMMIT.
     ///
     /// ```
     /// # #[cfg(all(feature = "axum", feature = "postgres"))] {
@@ -45,24 +47,29 @@ impl Delivery {
     ///     insert.execute(&mut *tx).await?;
     ///     tx.commit().await // the key and the payment
     /// }
-    /// # let _: axum::Router<PgPool> = axum::Router::new().route("/", axum::routing::post(on_paid));
+    /// # let route = axum::routing::post(on_paid);
+    /// # let _: axum::Router<PgPool> = axum::Router::new().route("/", route);
     /// # }
     /// ```
     ///
-    /// The pool leads to the database of the layer's store, and may be another pool than the store's. On SQLite, the
-    /// transaction begins by `BEGIN IMMEDIATE`, after those of other handlers.
+    /// The pool leads to the database of the layer's store, and may be another pool than the
+    /// store's. On SQLite, the transaction begins by `BEGIN IMMEDIATE`, after those of other
+    /// handlers.
     ///
-    /// On Postgres the transaction may be idle for a [bounded time](crate::adapter::PostgresOptions::transaction_idle_timeout).
-    /// An idle connection that has fallen silent costs 1 s. A connection that somebody has left in a transaction is closed.
+    /// On Postgres the transaction may be idle for a [bounded
+    /// time](crate::adapter::PostgresOptions::transaction_idle_timeout). An idle connection that
+    /// has become silent costs 1 s. A connection that was left in a transaction is closed.
     ///
     /// In [shadow](crate::Mode::Shadow), in a layer that is off, and in an
-    /// [unprotected](Self::is_unprotected) run, the transaction is the handler's alone: `commit` only commits.
+    /// [unprotected](Self::is_unprotected) run, the transaction completes no event: `commit` only
+    /// commits.
     ///
     /// # Errors
     ///
-    /// [`CommitErrorKind::Config`] for a pool of another kind of database than the store's, for a store of
-    /// another crate (use [`completion`](Self::completion)), and for one that completes no events in a
-    /// transaction. Otherwise [`CommitErrorKind::Unavailable`], also for a pool without a free connection.
+    /// [`CommitErrorKind::Config`] for a pool of another kind of database than the store's, for a
+    /// store of another crate (use [`completion`](Self::completion)), and for one that completes no
+    /// events in a transaction. Otherwise [`CommitErrorKind::Unavailable`], also for a pool without
+    /// a free connection.
     #[cfg(any(feature = "postgres", feature = "sqlite"))]
     pub async fn begin<DB: CompletionDatabase>(
         &self,
@@ -78,11 +85,12 @@ impl Delivery {
         Ok(DedupTx { transaction, event, completion, is_early: false, _turn: turn })
     }
 
-    /// Returns the statement that completes the events of this delivery, for a transaction of another driver than sqlx.
+    /// Returns the statement that completes the events of this delivery, for a transaction of
+    /// another driver than sqlx.
     ///
-    /// Execute it in the transaction that has the handler's writes, with its one parameter, and commit. It is an error
-    /// if an event is complete already: return the error, and roll back. A delivery that holds nothing has a statement
-    /// that completes nothing.
+    /// Execute it in the transaction that has the handler's writes, with its one parameter, and
+    /// commit. The statement fails if an event is complete already: return the error, and roll
+    /// back. For a delivery that holds no event, the statement completes nothing.
     ///
     /// # Errors
     ///
@@ -98,16 +106,16 @@ impl Delivery {
 
     /// Completes the events of this delivery in a transaction of sqlx that the handler has begun.
     ///
-    /// As [`completion`](Self::completion), with the errors of this crate. Commit afterwards. Under
-    /// [`DedupLayer::transactional`](crate::DedupLayer::transactional) the layer reads the rows after a success; not
-    /// so after [`begin`](Self::begin).
+    /// Does the same as [`completion`](Self::completion), with the errors of this crate. Commit
+    /// afterwards. Under [`DedupLayer::transactional`](crate::DedupLayer::transactional), the layer
+    /// reads the rows after a success, which it does not do after [`begin`](Self::begin).
     ///
     /// # Errors
     ///
-    /// [`CommitErrorKind::AlreadyComplete`] or [`CommitErrorKind::MissingRow`]; on Postgres [`CommitErrorKind::Config`]
-    /// if nothing was written before in this transaction; on SQLite [`CommitErrorKind::TransactionEnded`] if no
-    /// transaction is open. Otherwise the errors of the database. On Postgres the transaction is aborted then; on SQLite
-    /// roll it back.
+    /// [`CommitErrorKind::AlreadyComplete`] or [`CommitErrorKind::MissingRow`]; on Postgres
+    /// [`CommitErrorKind::Config`] if nothing was written before in this transaction; on SQLite
+    /// [`CommitErrorKind::TransactionEnded`] if no transaction is open. Otherwise the errors of the
+    /// database. On Postgres the transaction is aborted then; on SQLite roll it back.
     #[cfg(any(feature = "postgres", feature = "sqlite"))]
     pub async fn complete_in<C: CompletionConnection>(
         &self,
@@ -119,8 +127,9 @@ impl Delivery {
         self.noting_refusal(ran.map_err(CommitError::of_completion))
     }
 
-    /// Says that the handler writes nothing for this delivery, as for an event of a type that it ignores. The layer then
-    /// completes the events as under a lease, and demands no transaction. A later [`begin`](Self::begin) takes it back.
+    /// Tells the layer that the handler writes nothing for this delivery, as for an event of a type
+    /// that it ignores. The layer then completes the events as under a lease, and requires no
+    /// transaction. A later [`begin`](Self::begin) cancels this.
     pub fn nothing_to_write(&self) {
         if let Ok(held) = self.held() {
             held.say(Effect::NothingToWrite);
@@ -139,12 +148,13 @@ impl Delivery {
         }
     }
 
-    /// Stores this response with the event, in the completion of the handler's transaction. Only the first call counts,
-    /// and only before the completion. The [`Replay`](crate::Replay) of the layer decides what of it is stored, as of a
-    /// response of the handler. Without effect in a layer that replays no responses, and in a delivery of several events.
+    /// Stores this response with the event, in the completion of the handler's transaction. Only
+    /// the first call counts, and only before the completion. The [`Replay`](crate::Replay) of the
+    /// layer decides which parts are stored, as for a response of the handler. The call has no
+    /// effect in a layer that replays no responses, and in a delivery of several events.
     ///
-    /// Without it, a layer that stores responses adds the response of the handler after the commit. If the process dies
-    /// in between, the event is complete without a response.
+    /// Without it, a layer that stores responses adds the response of the handler after the commit.
+    /// If the process dies in between, the event is complete without a response.
     #[expect(clippy::needless_pass_by_value, reason = "the caller has no further use of it")]
     pub fn set_response(&self, response: StoredResponse) {
         if let Ok(held) = self.held() {
@@ -179,10 +189,10 @@ impl Delivery {
     }
 }
 
-/// A transaction of the handler's that completes the events of its delivery.
+/// A transaction of the handler that completes the events of its delivery.
 ///
-/// [`Delivery::begin`] begins it. It derefs to the connection. Dropped without [`commit`](Self::commit), it is rolled
-/// back.
+/// [`Delivery::begin`] begins it. It derefs to the connection. Dropped without
+/// [`commit`](Self::commit), it is rolled back.
 ///
 /// Savepoints of your own work as usual; complete and commit outside of them. [The
 /// guide](crate::guide::transactions#what-a-handler-may-do) says what else a handler may do.
@@ -206,7 +216,7 @@ impl Delivery {
 pub struct DedupTx<DB: CompletionDatabase> {
     transaction: Transaction<'static, DB>,
     event: Delivery,
-    /// Of the events that the delivery holds.
+    /// The completion of the events that the delivery holds.
     completion: Completion,
     /// Whether the events were completed before the commit.
     is_early: bool,
@@ -218,18 +228,21 @@ pub struct DedupTx<DB: CompletionDatabase> {
 impl<DB: CompletionDatabase> DedupTx<DB> {
     /// Completes the events of the delivery, and commits.
     ///
-    /// After it nothing may fail that matters: the events are complete, and a retry is a duplicate.
+    /// After that, nothing that matters may fail: the events are complete, and a retry is a
+    /// duplicate.
     ///
     /// # Errors
     ///
-    /// [`CommitErrorKind::AlreadyComplete`], [`CommitErrorKind::MissingRow`] or [`CommitErrorKind::TransactionEnded`]:
-    /// the transaction is rolled back. [`CommitErrorKind::Unknown`] if the COMMIT has no reply. Otherwise the errors
-    /// of the database: nothing was committed. Return the error: the layer answers for you, and releases the events
-    /// unless they are complete.
+    /// [`CommitErrorKind::AlreadyComplete`], [`CommitErrorKind::MissingRow`] or
+    /// [`CommitErrorKind::TransactionEnded`]: the transaction is rolled back.
+    /// [`CommitErrorKind::Unknown`] if the COMMIT has no reply. Otherwise the errors of the
+    /// database: nothing was committed. Return the error: the layer answers for you, and releases
+    /// the events unless they are complete.
     ///
     /// # Cancel safety
     ///
-    /// Dropped before the COMMIT is sent, the transaction is rolled back. Dropped later, the database decides.
+    /// Dropped before the COMMIT is sent, the transaction is rolled back. Dropped later, the
+    /// database decides.
     pub async fn commit(mut self) -> Result<(), CommitError> {
         if let Err(error) = self.complete_last().await {
             // An error of the rollback changes nothing: a connection that is lost rolls back, too.
@@ -252,8 +265,9 @@ impl<DB: CompletionDatabase> DedupTx<DB> {
 
     /// Completes the events now, before more statements of the handler.
     ///
-    /// Above READ COMMITTED, complete first: a renewal of the lease after the snapshot of the transaction is a conflict
-    /// otherwise. [`commit`](Self::commit) then only checks that the completion still stands.
+    /// Above READ COMMITTED, call this before all other statements. Otherwise a renewal of the
+    /// lease after the snapshot of the transaction is a conflict. [`commit`](Self::commit) then
+    /// only checks that the completion still stands.
     ///
     /// # Errors
     ///
@@ -265,10 +279,10 @@ impl<DB: CompletionDatabase> DedupTx<DB> {
 
     /// Rolls back now, because the handler writes nothing after all.
     ///
-    /// Under [`DedupLayer::new`](crate::DedupLayer::new), a success then completes the events, and needs no commit.
-    /// Under [`DedupLayer::transactional`](crate::DedupLayer::transactional), call
-    /// [`nothing_to_write`](Delivery::nothing_to_write), too. Dropping rolls back in the background, and a success is
-    /// `uncommitted`.
+    /// Under [`DedupLayer::new`](crate::DedupLayer::new), a success then completes the events, and
+    /// needs no commit. Under [`DedupLayer::transactional`](crate::DedupLayer::transactional), call
+    /// [`nothing_to_write`](Delivery::nothing_to_write), too. Dropping rolls back in the
+    /// background, and a success is `uncommitted`.
     ///
     /// # Errors
     ///
@@ -293,7 +307,8 @@ impl<DB: CompletionDatabase> DedupTx<DB> {
         event.noting_refusal(written.map_err(CommitError::of_completion))
     }
 
-    /// Returns `true` if this transaction has completed the events, and its completion was not undone.
+    /// Returns `true` if this transaction has completed the events, and its completion was not
+    /// undone.
     async fn stands(&mut self) -> Result<bool, CommitError> {
         let Self { transaction, event, completion, .. } = self;
         if event.keys_to_complete().is_empty() {
@@ -328,13 +343,13 @@ impl<DB: CompletionDatabase> fmt::Debug for DedupTx<DB> {
 
 /// Why a transaction did not begin, complete its events, or commit.
 ///
-/// With the feature `axum` it is a response: 503 with `Retry-After` if it is [transient](Self::is_transient), so that
-/// the sender delivers again, and 500 otherwise. Its body is empty, and its cause is logged. `?` makes one of an error
-/// of sqlx.
+/// With the feature `axum` it is a response: 503 with `Retry-After` if it is
+/// [transient](Self::is_transient), so that the sender delivers again, and 500 otherwise. Its body
+/// is empty, and its cause is logged. `?` makes one of an error of sqlx.
 #[derive(Debug)]
 pub struct CommitError {
     kind: CommitErrorKind,
-    /// What was done.
+    /// The operation that failed.
     operation: &'static str,
     fact: &'static str,
     source: Option<BoxError>,
@@ -344,24 +359,28 @@ pub struct CommitError {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum CommitErrorKind {
-    /// An event is complete already. Nothing was committed. If all events are complete, the layer answers as for a
-    /// duplicate.
+    /// An event is complete already. Nothing was committed. If all events are complete, the layer
+    /// answers as for a duplicate.
     AlreadyComplete,
-    /// An event has no row: the pool leads to another database than the store, or the store has lost the claim in a
-    /// crash, and the retry runs. Nothing was committed.
+    /// An event has no row: the pool leads to another database than the store, or the store has
+    /// lost the claim in a crash, and the retry runs. Nothing was committed.
     MissingRow,
-    /// The transaction has ended before its completion: by a COMMIT, a ROLLBACK or `RESET ALL` of the handler, or by an
-    /// error that the handler ignored. What was written after its end is committed.
+    /// The transaction has ended before its completion: by a COMMIT, a ROLLBACK or `RESET ALL` of
+    /// the handler, or by an error that the handler ignored. What was written after its end is
+    /// committed.
     TransactionEnded,
-    /// The database is away or busy, or another transaction was in the way. Nothing was committed.
+    /// The database is unavailable or busy, or another transaction conflicts. Nothing was
+    /// committed.
     Unavailable,
     /// The COMMIT has no reply: the retry finds the events complete, or runs.
     Unknown,
-    /// The database refused a statement of the handler's or the COMMIT, as for a constraint. Nothing was committed.
+    /// The database refused a statement of the handler or the COMMIT, as for a constraint. Nothing
+    /// was committed.
     Database,
-    /// The program is wrong: the pool leads to another kind of database than the store, the store is of
-    /// another crate, the store or the ledger completes no events in a transaction, or, on Postgres, nothing
-    /// was written before the completion (see [`Completion::as_first_statement`]).
+    /// The program is wrong: the pool leads to another kind of database than the store, the store
+    /// is of another crate, the store or the ledger completes no events in a transaction, or, on
+    /// Postgres, nothing was written before the completion (see
+    /// [`Completion::as_first_statement`]).
     Config,
 }
 

@@ -1,7 +1,7 @@
 //! The contract between a layer and a ledger.
 //!
-//! The traits are public in a private module. So bounds of public types can name them, and other crates
-//! cannot implement them.
+//! The traits are public in a private module. So bounds of public types can name them, and other
+//! crates cannot implement them.
 
 use std::sync::Arc;
 
@@ -36,8 +36,8 @@ pub trait Ledger: SealedLedger + Send + Sync + 'static {}
 )]
 pub trait FailOpen: Ledger {}
 
-/// A ledger that makes a key permanent *after* its handler has responded, so that the response can be
-/// stored.
+/// A ledger that makes a key permanent *after* its handler has responded, so that the response can
+/// be stored.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` stores no responses",
     note = "a key that is permanent before its handler runs has no response to store"
@@ -58,7 +58,8 @@ pub enum Lease {}
 #[derive(Debug)]
 pub enum OnArrival {}
 
-/// Completes a key in the transaction that has its handler's writes: each effect in it exists exactly once.
+/// Completes a key in the transaction that has its handler's writes: each effect in it exists
+/// exactly once.
 ///
 /// [`DedupLayer::transactional`](crate::DedupLayer::transactional) selects it.
 #[derive(Debug)]

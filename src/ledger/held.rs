@@ -18,12 +18,13 @@ pub(super) struct Held {
     /// Sorted.
     pub(super) keys: List<KeyedTerms>,
     pub(super) calls: Calls,
-    /// What is stored of the response that the handler has set. Only the first one counts.
+    /// The part of the response that is stored, if the handler has set one. Only the first response
+    /// counts.
     pub(super) response: OnceLock<Arc<StoredResponse>>,
     state: Mutex<HeldState>,
 }
 
-/// What is known of a delivery under a lease. What has become true stays so.
+/// The known facts about a delivery under a lease. A fact that has become true stays true.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct HeldState {
     pub(super) effect: Effect,
@@ -31,7 +32,8 @@ pub(super) struct HeldState {
     pub(super) demands_commit: bool,
     /// A completion was refused: another delivery may have completed the events.
     pub(super) is_refused: bool,
-    /// A statement may have completed the events in a transaction of the handler's, which may have been rolled back since.
+    /// A statement may have completed the events in a transaction of the handler's, which may have
+    /// been rolled back since.
     #[cfg_attr(
         not(any(feature = "postgres", feature = "sqlite")),
         expect(dead_code, reason = "`DedupTx` reads it")
@@ -39,8 +41,8 @@ pub(super) struct HeldState {
     pub(super) may_have_completed: bool,
     /// A statement was made that stores the response of the handler.
     is_response_stored: bool,
-    /// The handler has ended. From now on only the completion reports a lost lease, because a renewal after the
-    /// completion or the release finds no lease.
+    /// The handler has ended. From now on only the completion reports a lost lease, because a
+    /// renewal after the completion or the release finds no lease.
     pub(super) has_ended: bool,
 }
 
@@ -83,7 +85,8 @@ impl Held {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Keeps what the layer stores of this response. It stores none of a delivery of several events.
+    /// Keeps what the layer stores of this response. It stores none of a delivery of several
+    /// events.
     pub(super) fn set_response(&self, response: &StoredResponse) {
         let Calls { replay, terms, meters, .. } = &self.calls;
         let Some(replay) = replay.as_ref().filter(|_| terms.fetch == Fetch::DigestAndResponse)
@@ -116,15 +119,15 @@ impl Held {
             }
             None => keys,
         };
-        let keys: List<_> = keys.iter().map(|it| (&it.key, &it.terms)).collect();
+        let keys: List<_> = keys.iter().map(|it| (&it.key, &*it.terms)).collect();
         let completion = self.calls.adapter.completion(&keys)?;
         #[cfg(feature = "postgres")]
         let completion = completion.for_handler(self.calls.handler_bound);
         Ok(completion)
     }
 
-    /// Asks the store whether a transaction of the handler's has completed all keys. A store without this ability has
-    /// completed none.
+    /// Asks the store whether a transaction of the handler's has completed all keys. A store
+    /// without this ability has completed none.
     pub(super) async fn are_complete(&self) -> Result<bool, StoreError> {
         if !self.calls.abilities.completion {
             return Ok(false);
@@ -141,7 +144,7 @@ pub(super) fn with_response(
 ) -> List<KeyedTerms> {
     let with = |KeyedTerms { key, terms }: &KeyedTerms| {
         let terms = terms.clone().with_response(Arc::clone(response));
-        KeyedTerms { key: key.clone(), terms }
+        KeyedTerms { key: key.clone(), terms: Box::new(terms) }
     };
     keys.iter().map(with).collect()
 }

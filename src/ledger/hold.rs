@@ -1,4 +1,5 @@
-//! [`AnyLedger`]: what the deliveries of one ledger share. [`Hold`]: the keys that a delivery may hold at the store.
+//! [`AnyLedger`]: what the deliveries of one ledger share. [`Hold`]: the keys that a delivery may
+//! hold at the store.
 
 use std::fmt;
 use std::future::Future;
@@ -28,7 +29,8 @@ pub(crate) struct AnyLedger {
     adapter: Arc<dyn DedupAdapter>,
     abilities: Abilities,
     pub(super) renewals: Arc<Renewals>,
-    /// Keys that succeeded in this process and are not completed in the store yet, with the data of their completion.
+    /// Keys that succeeded in this process and are not completed in the store yet, with the data of
+    /// their completion.
     pub(super) completing: Arc<Pending<StoredData>>,
     arrivals: Arc<Arrivals>,
     /// The writes that continue after the answer.
@@ -54,8 +56,8 @@ impl AnyLedger {
         &*self.adapter
     }
 
-    /// Makes the calls of one delivery under these times, with a token of its own. `after` is the bound on what follows
-    /// the handler before the commit.
+    /// Makes the calls of one delivery under these times, with a token of its own. `after` is the
+    /// bound on what follows the handler before the commit.
     pub(crate) fn calls(&self, times: &Times, after: Duration, meters: &Arc<Meters>) -> Calls {
         let Times { retention, lease, store_timeout: bound, handler_timeout } = *times;
         let permanence = match self.kind {
@@ -77,7 +79,8 @@ impl AnyLedger {
 
     /// # Errors
     ///
-    /// An adapter that lacks an ability which the ledger needs, or keys or times that it does not take.
+    /// An adapter that lacks an ability which the ledger needs, or keys or times that it does not
+    /// take.
     pub(crate) fn check(
         &self,
         times: &Times,
@@ -121,15 +124,16 @@ impl fmt::Debug for AnyLedger {
     }
 }
 
-/// The keys that a delivery may hold at the store. If it is dropped, they are released in the background.
+/// The keys that a delivery may hold at the store. If it is dropped, they are released in the
+/// background.
 ///
 /// A call of unknown outcome may hold its key, and so may a call whose future was dropped.
 pub(super) struct Hold<'l> {
     ledger: &'l AnyLedger,
     pub(super) calls: Calls,
     pub(super) keys: List<KeyedTerms>,
-    /// Set by a store, or by a reply, that tells of another delivery: none of the events runs unprotected then. `None`
-    /// if the calls do not fail open.
+    /// Set by a store, or by a reply, that tells of another delivery: none of the events runs
+    /// unprotected then. `None` if the calls do not fail open.
     note: Option<DuplicateNote>,
     /// Boxed, because most ledgers have none.
     doubt: Option<Box<Doubt>>,
@@ -148,8 +152,9 @@ impl<'l> Hold<'l> {
         asked
     }
 
-    /// Claims these keys, each by a call of its own, and holds them until all have their replies. A key that is complete
-    /// for this process is not claimed, nor is a key on arrival that could not be released.
+    /// Claims these keys, each by a call of its own, and holds them until all have their replies. A
+    /// key that is complete for this process is not claimed, nor is a key on arrival that could not
+    /// be released.
     pub(super) fn claim(
         &mut self,
         mut asked: List<KeyedTerms>,
@@ -191,9 +196,9 @@ impl<'l> Hold<'l> {
 
     /// Returns `true` if the handler runs unprotected after this error of a claim.
     ///
-    /// [`StoreErrorKind::Corrupt`] never fails open: the unreadable data may belong to a duplicate. Nor does
-    /// an error after a reply that tells of another delivery, or after the store has found a duplicate, when only the
-    /// read of its response failed.
+    /// [`StoreErrorKind::Corrupt`] never fails open: the unreadable data may belong to a duplicate.
+    /// Nor does an error after a reply that tells of another delivery, or after the store has found
+    /// a duplicate, when only the read of its response failed.
     pub(super) fn fails_open(&self, error: &StoreError) -> bool {
         let is_unknown = self.note.as_ref().is_some_and(|note| note.get().is_none());
         is_unknown && error.kind() != StoreErrorKind::Corrupt
@@ -204,7 +209,8 @@ impl<'l> Hold<'l> {
         take(&mut self.keys)
     }
 
-    /// Releases the keys. The release continues in the background if it fails, or if this future is dropped.
+    /// Releases the keys. The release continues in the background if it fails, or if this future is
+    /// dropped.
     pub(super) async fn release(&mut self) -> Result<(), StoreError> {
         call::all(self.calls.release(&self.keys).await)?;
         self.keep();

@@ -1,13 +1,14 @@
 //! Renews the leases of running handlers.
 //!
-//! 1. A lease is renewed at a third of its length. After a failed attempt, and while an open transaction holds the row,
-//!    it is asked again at a twelfth.
-//! 2. One task for each layer and runtime (the sweeper) starts a task for each lease that is due for the first
-//!    time. So the lease of a handler that blocks its thread is renewed.
-//! 3. A lease is renewed on the runtime of its own delivery. A runtime that is blocked delays the renewals of
-//!    its own deliveries only.
-//! 4. The sweeper starts with the first claim of its runtime. It wakes at least every [`LINGER`], and ends when no
-//!    delivery of its runtime runs. A lease that is due before it wakes has its task from the beginning.
+//! 1. A lease is renewed at a third of its length. After a failed attempt, and while an open
+//!    transaction locks the row, the renewal is repeated after a twelfth.
+//! 2. One task for each layer and runtime (the sweeper) starts a task for each lease that is due
+//!    for the first time. So the lease of a handler that blocks its thread is renewed.
+//! 3. A lease is renewed on the runtime of its own delivery. A runtime that is blocked delays the
+//!    renewals of its own deliveries only.
+//! 4. The sweeper starts with the first claim of its runtime. It wakes at least every [`LINGER`],
+//!    and ends when no delivery of its runtime runs. A lease that is due before it wakes has its
+//!    task from the beginning.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -21,8 +22,8 @@ use tokio_util::task::AbortOnDropHandle;
 use super::held::{Effect, Held, HeldLease, with_reply};
 use crate::adapter::contract::RenewReply;
 
-/// A sweeper that ended with each last delivery would start again with the next one, and a start makes
-/// its delivery yield.
+/// A sweeper that ended with each last delivery would start again with the next one, and a start
+/// makes its delivery yield.
 const LINGER: Duration = Duration::from_millis(250);
 
 #[derive(Default)]
@@ -32,7 +33,7 @@ pub(super) struct Renewals(Mutex<Leases>);
 #[derive(Default)]
 struct Leases {
     running: Slab<Running>,
-    /// Those of runtimes that have ended are finished.
+    /// The sweepers, by runtime. Those of runtimes that have ended are finished.
     sweepers: Vec<(Id, AbortHandle)>,
 }
 
@@ -50,8 +51,8 @@ pub(super) struct RenewalGuard {
     renewals: Arc<Renewals>,
     /// Not a `usize`, so that the future of a delivery stays within 1,024 bytes.
     place: u32,
-    /// The caller yields once before it runs a handler: a task was started on this thread. If the handler blocked
-    /// this thread, no other thread would run the task.
+    /// The caller yields once before it runs a handler: a task was started on this thread. If the
+    /// handler blocked this thread, no other thread would run the task.
     pub(super) must_yield: bool,
     /// The lease was over before its renewals began.
     pub(super) has_lapsed: bool,
@@ -66,8 +67,8 @@ impl Drop for RenewalGuard {
 }
 
 impl Renewals {
-    /// Renews `lease`, which counts from `since`, until the returned guard is dropped. Returns no guard
-    /// outside a runtime.
+    /// Renews `lease`, which counts from `since`, until the returned guard is dropped. Returns no
+    /// guard outside a runtime.
     pub(super) fn start(
         self: &Arc<Self>,
         lease: Arc<HeldLease>,
@@ -94,8 +95,8 @@ impl Renewals {
         Some(RenewalGuard { renewals, place, must_yield, has_lapsed })
     }
 
-    /// Starts the renewals of one runtime that are due. Returns when to wake again; `None` if no delivery of it
-    /// runs: the next claim starts another sweeper.
+    /// Starts the renewals of one runtime that are due. Returns when to wake again; `None` if no
+    /// delivery of it runs: the next claim starts another sweeper.
     fn start_due(&self, runtime: Id) -> Option<Instant> {
         let Leases { running, sweepers } = &mut *self.lock();
         let all = running.iter_mut().map(|(_, running)| running);
@@ -154,7 +155,8 @@ async fn renew(lease: Arc<HeldLease>, mut due: Instant) {
     }
 }
 
-/// Returns `true` if the handler's own transaction has completed the keys: their leases are over, and not lost.
+/// Returns `true` if the handler's own transaction has completed the keys: their leases are over,
+/// and not lost.
 async fn is_completed(held: &Held) -> bool {
     held.state().effect == Effect::Committed
         || held.are_complete().await.is_ok_and(|are_complete| are_complete)

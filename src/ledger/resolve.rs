@@ -1,24 +1,28 @@
 //! From the replies of the store to one verdict per delivery.
 //!
-//! 1. The identities of an event are claimed in two steps: first its second identity, then its key. Whoever
-//!    sends a body that was handled under the id of another event meets a duplicate before the store has
-//!    touched that id. An event with one identity is claimed in the first step. Each key is claimed by a call
-//!    of its own, and the calls of a step are made at the same time.
-//! 2. The key is claimed if the second identity was. It is also claimed if the second identity is complete
-//!    for this very key: then the key alone decides, and an operator forgets one key to let the event run
-//!    again. So the row of a second identity names its key, by a SHA-256.
-//! 3. An event is new if its key was claimed. It is a duplicate if its key is complete, or its second identity
-//!    is complete for another key, or for one that the store does not name. Otherwise it is in flight, also
-//!    if a claim has failed. If no event is new, the error of a claim is the error of the delivery.
+//! 1. The identities of an event are claimed in two steps: first its second identity, then its key.
+//!    If somebody sends a body that was handled under the id of another event, the delivery is a
+//!    duplicate before the store has touched that id. An event with one identity is claimed in the
+//!    first step. Each key is claimed by a call of its own, and the calls of a step are made at the
+//!    same time.
+//! 2. The key is claimed if the second identity was. It is also claimed if the second identity is
+//!    complete for the same key: then the key alone decides, and an operator forgets one key to let
+//!    the event run again. So the row of a second identity names its key, by a SHA-256.
+//! 3. An event is new if its key was claimed. It is a duplicate if its key is complete, or its
+//!    second identity is complete for another key, or for one that the store does not name.
+//!    Otherwise it is in flight, also if a claim has failed. If no event is new, the error of a
+//!    claim is the error of the delivery.
 //! 4. An event that shares an identity with an earlier event of the same delivery is a duplicate of
 //!    that event.
-//! 5. The identities that the calls have claimed of a new event are held. Those of every other event are
-//!    released, never completed: whoever cannot sign may send a body that was handled under the id of an
-//!    event that was not. An identity whose claim has an unknown outcome is released too.
-//! 6. Payloads are compared under the key of an event. Only payloads of complete keys are compared: an
-//!    attempt that failed had no effect that could differ. A mismatch is a duplicate, and is reported. The payload of
-//!    an event with a content identity is that content, because a body that was not handled can use up an id.
-//! 7. A response is replayed to a delivery of one event only.
+//! 5. The identities that the calls have claimed of a new event are held. Those of every other
+//!    event are released, never completed: an attacker who cannot sign may send a body that was
+//!    handled under the id of an event that was not. An identity whose claim has an unknown outcome
+//!    is released too.
+//! 6. Payloads are compared under the key of an event. Only payloads of complete keys are compared:
+//!    an attempt that failed had no effect that could differ. A mismatch is a duplicate, and is
+//!    reported. The payload of an event with a content identity is that content, because a body
+//!    that was not handled can complete an id.
+//! 7. A response is fetched, and replayed, for a delivery of one event only.
 
 use std::collections::HashSet;
 use std::future::Future;
@@ -28,7 +32,7 @@ use std::ops::ControlFlow;
 use super::call::{Calls, Claimed, Reply};
 use super::hold::Hold;
 use crate::adapter::KeyedTerms;
-use crate::adapter::contract::{ClaimReply, Fetch, Seen};
+use crate::adapter::contract::{ClaimReply, Seen};
 use crate::error::{StoreError, StoreErrorKind};
 use crate::key::{DedupKey, Event, Keys, List};
 use crate::observe::{self, Meters};
@@ -74,7 +78,8 @@ pub(super) fn claim_all<'h>(
     }
 }
 
-/// Takes the first replies. Most deliveries carry one event with one identity, which is new, and need no more.
+/// Takes the first replies. Most deliveries carry one event with one identity, which is new, and
+/// need no more.
 fn answered(events: List<Event>, first: List<Claimed>) -> ControlFlow<Resolution, Vec<Answered>> {
     if let ([(_, Ok(ClaimReply::First { attempt, takeover }))], [event]) = (&*first, &*events)
         && event.second_identity().is_none()
@@ -102,7 +107,8 @@ async fn claim_keys(
     }
     let resolution = conclude(hold, answered)?;
     if resolution.new.is_empty() && !hold.keys.is_empty() {
-        // Whoever runs nothing holds nothing. A release that fails continues in the background.
+        // A delivery that runs no event holds no key. A release that fails continues in the
+        // background.
         let _ = hold.release().await;
     }
     Ok(resolution)
@@ -110,10 +116,9 @@ async fn claim_keys(
 
 /// Resolves the replies.
 fn conclude(hold: &mut Hold<'_>, answered: Vec<Answered>) -> Result<Resolution, StoreError> {
-    let Calls { terms, meters, .. } = &hold.calls;
     let events = || answered.iter().map(|it| it.event.clone()).collect();
     let failed = error(&answered).map(|error| (error, events()));
-    let mut resolution = resolve(answered, terms.fetch, meters);
+    let mut resolution = resolve(answered, &hold.calls.meters);
     hold.keys = take(&mut resolution.release);
     match failed.filter(|_| resolution.new.is_empty()) {
         Some((error, events)) if hold.fails_open(&error) => {
@@ -136,7 +141,8 @@ struct Answered {
     event: Event,
     /// `None` if the key is not claimed.
     key: Option<Claimed>,
-    /// The second identity. `None` if there is none, or if it leaves the decision to the key: rule 2.
+    /// The second identity. `None` if there is none, or if it leaves the decision to the key: rule
+    /// 2.
     second: Option<Claimed>,
 }
 
@@ -171,8 +177,8 @@ impl Answered {
     }
 }
 
-/// Returns the error of a claim. Unreadable data may belong to a duplicate, so such an error comes first: it
-/// decides whether a handler runs.
+/// Returns the error of a claim. Unreadable data may belong to a duplicate, so such an error comes
+/// first: it decides whether a handler runs.
 fn error(answered: &[Answered]) -> Option<StoreError> {
     let replies = answered.iter().flat_map(Answered::claimed);
     let errors = replies.filter_map(|(_, reply)| reply.as_ref().err());
@@ -187,7 +193,8 @@ fn may_be_held(reply: &Reply) -> bool {
     reply.as_ref().map_or_else(StoreError::is_unknown, is_first)
 }
 
-/// Returns the SHA-256 that is stored: that of a payload, or with a second identity that of its key.
+/// Returns the SHA-256 that is stored: that of a payload, or with a second identity that of its
+/// key.
 fn stored_sha256(seen: &Seen) -> Option<[u8; 32]> {
     seen.stored.as_ref()?.payload_sha256
 }
@@ -222,7 +229,7 @@ impl Resolution {
     }
 
     /// Notes the replies for an event.
-    fn add(&mut self, answered: Answered, fetch: Fetch, meters: &Meters) {
+    fn add(&mut self, answered: Answered, meters: &Meters) {
         use ClaimReply::{Duplicate, First};
         match (&answered.key, &answered.second) {
             (Some((_, Ok(First { .. }))), None | Some((_, Ok(First { .. })))) => {
@@ -236,7 +243,7 @@ impl Resolution {
                 return;
             }
             (Some((by, Ok(Duplicate(seen)))), _) | (_, Some((by, Ok(Duplicate(seen))))) => {
-                self.add_duplicate(&answered.event, by, seen, fetch, meters);
+                self.add_duplicate(&answered.event, by, seen, meters);
             }
             _ => self.in_flight = true,
         }
@@ -249,14 +256,7 @@ impl Resolution {
     }
 
     /// Notes that an identity of `event` is complete.
-    fn add_duplicate(
-        &mut self,
-        event: &Event,
-        by: &KeyedTerms,
-        seen: &Seen,
-        fetch: Fetch,
-        meters: &Meters,
-    ) {
+    fn add_duplicate(&mut self, event: &Event, by: &KeyedTerms, seen: &Seen, meters: &Meters) {
         let stored = stored_sha256(seen);
         if by.key == *event.key() {
             let asked = by.terms.payload_sha256();
@@ -272,18 +272,15 @@ impl Resolution {
             };
             report(meters, event.key(), &by.key);
         }
-        // A response answers a delivery of one event.
-        let replays = fetch == Fetch::DigestAndResponse;
-        let seen = || if replays { seen.clone() } else { Seen::new(seen.age) };
-        self.duplicate.get_or_insert_with(seen);
+        self.duplicate.get_or_insert_with(|| seen.clone());
     }
 }
 
 /// Resolves the replies.
-fn resolve(answered: Vec<Answered>, fetch: Fetch, meters: &Meters) -> Resolution {
+fn resolve(answered: Vec<Answered>, meters: &Meters) -> Resolution {
     let mut resolution = Resolution::default();
     for event in answered {
-        resolution.add(event, fetch, meters);
+        resolution.add(event, meters);
     }
     resolution.held = sorted(resolution.held);
     resolution
@@ -296,143 +293,18 @@ fn sorted(mut keys: List<KeyedTerms>) -> List<KeyedTerms> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-    use std::time::Duration;
-
     use super::*;
-    use crate::adapter::contract::{CallTerms, StoredData, StoredResponse};
-    use crate::key::LogIds;
-
-    fn key(id: &str) -> DedupKey {
-        DedupKey::new("n", id).unwrap()
-    }
-
-    /// An event with the identities `id` and `second`, or with the identity `id`.
-    fn event(identities: &str) -> Event {
-        match identities.split_once('+') {
-            Some((id, second)) => Event::new(key(id)).with_alias(key(second)),
-            None => Event::new(key(identities)),
-        }
-    }
-
-    fn events(events: &[&str]) -> List<Event> {
-        distinct(&Keys::new(events.iter().map(|it| event(it)).collect()).unwrap())
-    }
-
-    const FIRST: ClaimReply = ClaimReply::first(1, false);
-    const DUPLICATE: ClaimReply = ClaimReply::Duplicate(Seen::new(Duration::ZERO));
-
-    fn complete(digest: Option<[u8; 32]>, response: Option<Arc<StoredResponse>>) -> ClaimReply {
-        let stored = Arc::new(StoredData::new(digest, response));
-        ClaimReply::Duplicate(Seen::new(Duration::ZERO).with_stored(stored))
-    }
-
-    /// A second identity that is complete for this key.
-    fn complete_for(id: &str) -> ClaimReply {
-        complete(Some(key(id).sha256()), None)
-    }
-
-    fn meters() -> Meters {
-        Meters::new(&"n".into(), false, LogIds::Plain)
-    }
-
-    /// The identity of this name, claimed with this reply.
-    fn claimed(id: &str, reply: Reply) -> Claimed {
-        let terms = CallTerms::on_completion([0; 16].into(), Duration::ZERO, Duration::ZERO);
-        (KeyedTerms { key: key(id), terms }, reply)
-    }
-
-    fn ids(keys: &[KeyedTerms]) -> String {
-        keys.iter().map(|it| it.key.id()).collect::<Vec<_>>().join(" ")
-    }
+    use crate::adapter::contract::CallTerms;
 
     #[test]
     fn unreadable_data_of_any_event_is_the_error_of_all() {
         let kinds = [StoreErrorKind::Unavailable, StoreErrorKind::Corrupt, StoreErrorKind::Timeout];
-        let answered: Vec<_> = (events(&["a", "b", "c"]).into_iter().zip(kinds))
-            .map(|(it, kind)| {
-                (it.key().id().to_owned(), it, StoreError::new(kind, "claiming keys"))
-            })
-            .map(|(id, it, error)| Answered::first(it, claimed(&id, Err(error))))
-            .collect();
+        let answered = kinds.map(|kind| {
+            let key = DedupKey::new("n", &format!("{kind:?}")).unwrap();
+            let terms = Box::new(CallTerms::on_claim([0; 16].into(), Default::default()));
+            let it = KeyedTerms { key: key.clone(), terms };
+            Answered::first(key.into(), (it, Err(StoreError::new(kind, "claiming keys"))))
+        });
         assert_eq!(error(&answered).unwrap().kind(), StoreErrorKind::Corrupt);
-    }
-
-    #[test]
-    fn second_identity_is_claimed_first_and_its_key_after_it() {
-        let events = events(&["a+s", "b+t", "c+u", "d+v", "e+w", "f"]);
-        let first = [
-            ("s", FIRST),
-            ("t", DUPLICATE),
-            ("u", ClaimReply::InFlight),
-            ("v", complete_for("d")),
-            ("w", complete_for("a")),
-            ("f", FIRST),
-        ];
-        let are_asked: Vec<_> = events.iter().map(|event| first_identity(event).id()).collect();
-        assert_eq!(are_asked, first.each_ref().map(|(id, _)| *id));
-        let first = events.into_iter().zip(first);
-        let first =
-            first.map(|(event, (id, reply))| Answered::first(event, claimed(id, Ok(reply))));
-        let mut answered: Vec<_> = first.collect();
-        let are_later = answered.iter().map(Answered::leads_to_key).collect::<Vec<_>>();
-        assert_eq!(are_later, [true, false, false, true, false, false]);
-        for (at, id) in [(0, "a"), (3, "d")] {
-            answered[at].key = Some(claimed(id, Ok(FIRST)));
-        }
-        let resolution = resolve(answered, Fetch::Nothing, &meters());
-        assert_eq!(*resolution.new, ["a+s", "d+v", "f"].map(event));
-        assert_eq!(ids(&resolution.held), "a d f s");
-        assert!(resolution.in_flight && resolution.duplicate.is_some());
-        assert!(resolution.release.is_empty());
-    }
-
-    #[test]
-    fn event_that_shares_an_identity_with_an_earlier_one_is_claimed_once() {
-        let distinct = events(&["a+s", "b", "a+t", "c+s", "b"]);
-        assert_eq!(*distinct, ["a+s", "b"].map(event));
-    }
-
-    /// An event that does not run: whether it is in flight or a duplicate, and what is released.
-    #[test]
-    fn event_without_both_identities_does_not_run_and_holds_nothing() {
-        use ClaimReply::InFlight;
-        for (second, key, is_in_flight, release) in [
-            (FIRST, Some(DUPLICATE), false, "s"),
-            (FIRST, Some(InFlight), true, "s"),
-            // The key was not claimed.
-            (FIRST, None, true, "s"),
-            (InFlight, None, true, ""),
-            // The row of the second identity belongs to another claim.
-            (complete_for("a"), Some(DUPLICATE), false, ""),
-            (complete_for("a"), Some(InFlight), true, ""),
-            // Both were claimed at once.
-            (DUPLICATE, Some(FIRST), false, "a"),
-            (InFlight, Some(FIRST), true, "a"),
-        ] {
-            let shown = format!("{second:?} {key:?}");
-            let mut answered = Answered::first(event("a+s"), claimed("s", Ok(second)));
-            answered.key = key.map(|reply| claimed("a", Ok(reply)));
-            let resolution = resolve(vec![answered], Fetch::Nothing, &meters());
-            assert!(resolution.new.is_empty() && resolution.held.is_empty());
-            let found = (resolution.in_flight, resolution.duplicate.is_none());
-            assert_eq!(found, (is_in_flight, is_in_flight), "{shown}");
-            assert_eq!(ids(&resolution.release), release);
-        }
-    }
-
-    #[test]
-    fn payload_and_response_are_those_of_the_key() {
-        let response = StoredResponse::new(Default::default(), Default::default(), "a".into());
-        let reply = complete(Some([1; 32]), Some(Arc::new(response)));
-        for fetch in [Fetch::Nothing, Fetch::Digest, Fetch::DigestAndResponse] {
-            let (mut it, reply) = claimed("a", Ok(reply.clone()));
-            it.terms = it.terms.with_payload_sha256([2; 32]);
-            let answered = vec![Answered::first(event("a"), (it, reply))];
-            let resolution = resolve(answered, fetch, &meters());
-            assert!(resolution.mismatch);
-            let stored = resolution.duplicate.unwrap().stored;
-            assert_eq!(stored.is_some(), fetch == Fetch::DigestAndResponse);
-        }
     }
 }

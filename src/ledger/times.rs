@@ -11,8 +11,8 @@ const DAY: Duration = Duration::from_secs(86_400);
 /// The shortest lease. A busy process may renew a shorter lease too late.
 const MIN_LEASE: Duration = Duration::from_millis(100);
 
-/// The lease of the transactional ledger by default: the retry after a dead process runs sooner, and of two runs of an
-/// event the second cannot commit.
+/// The lease of the transactional ledger by default: the retry after a dead process runs sooner,
+/// and of two runs of an event the second cannot commit.
 pub(crate) const TRANSACTIONAL_LEASE: Duration = Duration::from_secs(10);
 
 /// The times that a layer and a deduplicator set.
@@ -40,7 +40,8 @@ impl Default for Times {
 /// A store adds a retention to its clock, and a ledger adds a part of a lease, which is no longer.
 const LONGEST_RETENTION: Duration = Duration::from_secs(1_000 * 365 * 86_400);
 
-/// A longer call would keep its sender, and a permit of `max_running`, waiting for a store that does not reply.
+/// A longer call would keep its sender, and a permit of `max_running`, waiting for a store that
+/// does not reply.
 const LONGEST_STORE_TIMEOUT: Duration = Duration::from_secs(30);
 
 impl Times {
@@ -60,8 +61,9 @@ impl Times {
 /// The delays of [`poll_delays`].
 pub(crate) type PollDelays = ExponentialBackoff;
 
-/// Returns the delays after which a waiting delivery claims its event again, without end: first 2 to
-/// 4 ms, each base 1.5 times the one before, at last 250 to 500 ms. These are 16 claims in a wait of 2 s.
+/// Returns the delays after which a waiting delivery claims its event again, without end: first 2
+/// to 4 ms, each base 1.5 times the one before, at last 250 to 500 ms. These are 16 claims in a
+/// wait of 2 s.
 ///
 /// A delivery in another process wakes no delivery in this one. Within one process, the layer wakes
 /// the deliveries that wait. Most handlers are short, so the first delays are.
@@ -69,8 +71,8 @@ pub(crate) fn poll_delays() -> PollDelays {
     delays(Duration::from_millis(2), Duration::from_millis(250), 1.5)
 }
 
-/// Returns delays without end, each base `factor` times the one before. A delay is up to twice its base, so that those
-/// who wait for one event do not call together.
+/// Returns delays without end, each base `factor` times the one before. A delay is up to twice its
+/// base, so that those who wait for one event do not call together.
 pub(super) fn delays(first: Duration, longest: Duration, factor: f32) -> ExponentialBackoff {
     let delays = ExponentialBuilder::new().with_min_delay(first).with_max_delay(longest);
     delays.with_factor(factor).with_jitter().without_max_times().build()

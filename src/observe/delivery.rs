@@ -37,7 +37,7 @@ pub(crate) struct Report {
     pub(crate) age: Option<Duration>,
     pub(crate) status: Option<StatusCode>,
     pub(crate) error: Option<BoxError>,
-    /// Of a delivery in shadow.
+    /// Set for a delivery in shadow.
     pub(crate) shadow: Option<ShadowFields>,
 }
 
@@ -89,7 +89,8 @@ impl Report {
         }
         let first = events.first();
         let verdict = || self.shadow.as_ref().map(|shadow| shadow.verdict);
-        // Outside of its span: many subscribers show a record with the fields of the spans around it.
+        // Outside of its span: many subscribers show a record with the fields of the spans around
+        // it.
         let around = || self.around.clone().unwrap_or_else(Span::current);
         macro_rules! event {
             ($level:ident) => {
@@ -147,7 +148,7 @@ fn rounded_ms(duration: Duration) -> f64 {
 pub(crate) struct RunReport {
     pub(crate) meters: Arc<Meters>,
     pub(crate) fields: Report,
-    /// Of one event, without the bytes of its payload, which may be large.
+    /// The keys of one event, without the bytes of its payload, which may be large.
     pub(crate) keys: Keys,
     /// `None` until the run has ended.
     outcome: Option<Outcome>,

@@ -32,10 +32,10 @@ pub fn describe_metrics() {
 /// - `tower_dedup_delivery_duration_seconds`: 1 ms to 60 s. A duplicate takes about as long as one
 ///   store call. Senders give up after 5 s to 30 s, so a slow handler is above the limit of its
 ///   sender.
-/// - `tower_dedup_store_duration_seconds`: 0.2 ms to 5 s. A claim in the same data centre takes 0.2 ms
-///   to 5 ms. The default of [`store_timeout`](crate::DedupLayer::store_timeout) is 2 s.
-/// - `tower_dedup_duplicate_age_seconds`: 1 s to 60 days. The bounds contain the retentions that are
-///   common: 1, 3, 7, 14, 30 and 60 days. If duplicates reach the bucket of the retention, the
+/// - `tower_dedup_store_duration_seconds`: 0.2 ms to 5 s. A claim in the same data centre takes 0.2
+///   ms to 5 ms. The default of [`store_timeout`](crate::DedupLayer::store_timeout) is 2 s.
+/// - `tower_dedup_duplicate_age_seconds`: 1 s to 60 days. The bounds contain the retentions that
+///   are common: 1, 3, 7, 14, 30 and 60 days. If duplicates reach the bucket of the retention, the
 ///   retention is too short.
 ///
 /// Each list has 12 to 14 bounds, because every label combination costs one series for each bound.

@@ -2,9 +2,10 @@
 
 use http::StatusCode;
 
-/// Defines the outcomes and the answers from one list, and the macro `outcome_rows`: the rows of their
-/// documentation. A row has the name of the outcome in records and metrics, and the level of its record. If the layer
-/// answers in the handler's place, it has the value of the result header and the status, too.
+/// Defines the outcomes and the answers from one list, and the macro `outcome_rows`: the rows of
+/// their documentation. A row has the name of the outcome in records and metrics, and the level of
+/// its record. If the layer answers in the handler's place, it has the value of the result header
+/// and the status, too.
 macro_rules! endings {
     ($($ending:ident = $name:literal $level:ident $(=> $value:literal $status:ident)?, $meaning:literal;)+) => {
         /// How one delivery ended.
@@ -30,8 +31,8 @@ macro_rules! endings {
                 }
             }
 
-            /// Returns the layer's answer. It has one for `Overloaded`, too. Every other outcome without one is the
-            /// handler's, and never asked for it.
+            /// Returns the layer's answer. It has one for `Overloaded`, too. Every other outcome
+            /// without one is the handler's, and never asked for it.
             pub(crate) const fn answer(self) -> DedupAnswer {
                 match self {
                     // Where a row has a value, the answer has the name of the outcome.
@@ -41,8 +42,8 @@ macro_rules! endings {
             }
         }
 
-        /// Why the layer answered in the handler's place: an extension of each of its own responses, so
-        /// that an outer layer can count them.
+        /// Why the layer answered in the handler's place: an extension of each of its own
+        /// responses, so that an outer layer can count them.
         ///
         /// The [guide](crate::guide::how_it_works#answers) has the table of all answers.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -52,8 +53,8 @@ macro_rules! endings {
                 #[doc = concat!("`", $value, "`, after the outcome `", $name, "`: ", $meaning, ".")]
                 $ending,
             )?)+
-            /// `response-not-stored`, after the outcome `duplicate`: the request with this `Idempotency-Key` was handled
-            /// before, and its response was not stored.
+            /// `response-not-stored`, after the outcome `duplicate`: the request with this
+            /// `Idempotency-Key` was handled before, and its response was not stored.
             ResponseNotStored,
         }
 
@@ -165,8 +166,8 @@ impl Outcome {
     /// Returns `true` if the events whose handler ran are complete.
     #[cfg(feature = "metrics")]
     pub(super) fn ends_completed(self) -> bool {
-        // A run ends in a mismatch, or in flight, only after its success: it is another event that was
-        // handled with another payload, or that another delivery runs.
+        // A run ends in a mismatch, or in flight, only after its success: it is another event that
+        // was handled with another payload, or that another delivery runs.
         matches!(self, Self::Completed | Self::InFlight | Self::Mismatch)
     }
 }

@@ -38,9 +38,10 @@ struct MetricKeys {
     running: metrics::Key,
     waiting: metrics::Key,
     duplicate_age: metrics::Key,
-    /// Of failed and of completed first attempts.
+    /// The counters of failed and of completed first attempts.
     first_attempts: [metrics::Key; 2],
-    /// The number of deliveries and their duration, by outcome. Boxed, because a namespace sees few outcomes.
+    /// The number of deliveries and their duration, by outcome. Boxed, because a namespace sees few
+    /// outcomes.
     ended: [OnceLock<Box<[metrics::Key; 2]>>; Outcome::COUNT],
 }
 
@@ -70,7 +71,8 @@ impl Meters {
         }
     }
 
-    /// Returns `true` the first time. Every request of a layer within a layer of the same keys is concerned.
+    /// Returns `true` the first time. Every request of a layer within a layer of the same keys is
+    /// concerned.
     pub(crate) fn is_first_nested(&self) -> bool {
         !self.logged_nested.swap(true, Ordering::Relaxed)
     }
@@ -81,8 +83,8 @@ impl Meters {
         !logged.load(Ordering::Relaxed) && is_unverified() && !logged.swap(true, Ordering::Relaxed)
     }
 
-    /// Counts a duplicate that came on another path than the path on which its event was handled. Returns `true` if a
-    /// record is due.
+    /// Counts a duplicate that came on another path than the path on which its event was handled.
+    /// Returns `true` if a record is due.
     pub(crate) fn counts_other_path(&self) -> bool {
         const PAUSE: Duration = Duration::from_secs(60);
         count!("tower_dedup_other_path_total", "namespace" => self.label());
@@ -110,7 +112,8 @@ impl Meters {
         }
     }
 
-    /// Counts a store call that outlives its delivery as pending until the returned guard is dropped.
+    /// Counts a store call that outlives its delivery as pending until the returned guard is
+    /// dropped.
     pub(crate) fn pending_write(&self) -> Counted {
         Counted {
             #[cfg(feature = "metrics")]
@@ -174,11 +177,12 @@ impl std::fmt::Debug for Meters {
     }
 }
 
-/// The namespaces of a deduplicator that have meters of their own. With their series, which a recorder of metrics
-/// keeps, they are some megabytes.
+/// The namespaces of a deduplicator that have meters of their own. With their series, which a
+/// recorder of metrics keeps, they are some megabytes.
 const MOST_NAMESPACES: usize = 1_000;
 
-/// The meters of a deduplicator, whose namespaces are those of its keys. All further namespaces are `other`.
+/// The meters of a deduplicator, whose namespaces are those of its keys. All further namespaces are
+/// `other`.
 #[derive(Default)]
 pub(crate) struct MetersByNamespace(Mutex<HashMap<Arc<str>, Arc<Meters>>>);
 

@@ -6,11 +6,11 @@ use super::meters::Meters;
 use crate::error::StoreError;
 use crate::key::{DedupKey, escaped};
 
-/// Defines a function for each record, from its level, and the macro `record_rows`: the rows of their documentation.
-/// The comment above a record adds to its message there.
+/// Defines a function for each record, from its level, and the macro `record_rows`: the rows of
+/// their documentation. The comment above a record adds to its message there.
 ///
-/// `meters key;` before a message names the event: the record has the fields `namespace` and `id`. `count` has the
-/// counter that a call increases too.
+/// `meters key;` before a message names the event: the record has the fields `namespace` and `id`.
+/// `count` has the counter that a call increases too.
 macro_rules! records {
     ($(
         $(#[doc = $remark:literal])*
@@ -62,8 +62,9 @@ records! {
         this path's handler; give each route that has to see it a namespace of its own"
     }
 
-    /// the event is a duplicate by its [content identity](crate::KeyExtractor::content_identity) only: a replay
-    /// under another id, or two events with the same bytes. `by_namespace` and `by_id` are that identity
+    /// the event is a duplicate by its [content identity](crate::KeyExtractor::content_identity)
+    /// only: a replay under another id, or two events with the same bytes. `by_namespace` and
+    /// `by_id` are that identity
     warn same_body(meters: &Meters, key: &DedupKey, by: &DedupKey) {
         meters key; "same body: it was handled under another id, and this id stays free",
         by_namespace = &*by.shown_namespace(), by_id = &*by.shown_id(meters.log_ids)
@@ -113,8 +114,9 @@ records! {
                `Verified`"
     }
 
-    /// once a layer: [`require_verified`](crate::DedupLayer::require_verified) is set, and there is no second
-    /// identity, such as a [content identity](crate::guide::keys#an-id-that-is-not-signed)
+    /// once a layer: [`require_verified`](crate::DedupLayer::require_verified) is set, and there is
+    /// no second identity, such as a [content
+    /// identity](crate::guide::keys#an-id-that-is-not-signed)
     info unsigned_id(namespace: &str) {
         "unsigned id: this sender does not sign the id, so a captured delivery runs again under another id; \
         `content_identity` prevents it, and loses a real event with equal bytes",
@@ -133,10 +135,11 @@ records! {
         namespace, limit_bytes = limit, largest_bytes = largest
     }
 
-    /// a [`VerifyLayer`](crate::verify::VerifyLayer) has not verified the request; `preset` is the sender, `path` the
-    /// path of the request, and `reason` says why. `url`, of a sender that signs the URL, is the one that it has to
-    /// have signed, without the query. `claimed_id` is the id of the request, which nobody has verified. `reported` is
-    /// true if the layer [only reports](crate::verify::VerifyLayer::report_only), and the request went on
+    /// a [`VerifyLayer`](crate::verify::VerifyLayer) has not verified the request; `preset` is the
+    /// sender, `path` the path of the request, and `reason` says why. `url`, of a sender that signs
+    /// the URL, is the one that it has to have signed, without the query. `claimed_id` is the id of
+    /// the request, which nobody has verified. `reported` is true if the layer [only
+    /// reports](crate::verify::VerifyLayer::report_only), and the request went on
     #[cfg(feature = "verify")]
     #[count("tower_dedup_not_verified_total", "preset" => preset.unwrap_or("other").to_owned(), "reason" => name)]
     warn not_verified(
@@ -149,6 +152,17 @@ records! {
         reason: &str
     ) {
         "not verified", preset, path, url, claimed_id, reported, reason
+    }
+
+    /// an [`EchoLayer`](crate::verify::EchoLayer) has answered a handshake; `preset` is the sender,
+    /// `path` the path of the request
+    #[cfg(feature = "verify")]
+    info echoed(preset: &str, path: &str) { "handshake answered", preset, path }
+
+    /// an [`EchoLayer`](crate::verify::EchoLayer) has refused a handshake; `reason` says why
+    #[cfg(feature = "verify")]
+    warn echo_refused(preset: &str, path: &str, reason: &str) {
+        "handshake refused", preset, path, reason
     }
 
     /// the argument is [`Delivery`](crate::Delivery); `fix` says what to change
@@ -231,14 +245,15 @@ records! {
         server = &*escaped(&server.to_string()), error = chain(fault)
     }
 
-    /// once an adapter: the server may evict keys, and its access rules or its service hide the policy
+    /// once an adapter: the server may evict keys, and its access rules or its service hide the
+    /// policy
     #[cfg(feature = "redis")]
     warn redis_hides_its_policy() {
         "the Redis server hides its eviction policy: set it to noeviction"
     }
 
-    /// Redis is another process or has another history than before (`kind` `suspected`), or has evicted keys
-    /// (`evicted`). `primary` is the server
+    /// Redis is another process or has another history than before (`kind` `suspected`), or has
+    /// evicted keys (`evicted`). `primary` is the server
     #[cfg(feature = "redis")]
     #[count("tower_dedup_store_losses_total", "kind" => kind)]
     warn store_loss_suspected(kind: &'static str, primary: &str) {
@@ -276,7 +291,8 @@ pub(crate) fn verified(preset: Option<&str>, result: &'static str) {
     count!("tower_dedup_verifications_total", "preset" => preset.unwrap_or("other").to_owned(), "result" => result);
 }
 
-/// Returns the error and its causes in one line. A cause may have the text of a server or of the application.
+/// Returns the error and its causes in one line. A cause may have the text of a server or of the
+/// application.
 pub(crate) fn chain(error: &(dyn std::error::Error + 'static)) -> String {
     let mut line = error.to_string();
     let mut next = error.source();

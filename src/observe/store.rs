@@ -83,7 +83,8 @@ pub(crate) fn set_last_purge() {
     meter!(gauge set now.as_secs_f64(); "tower_dedup_last_purge_timestamp_seconds");
 }
 
-/// Reports the keys of a store by state, the time since the oldest lapsed lease lapsed, and the bytes of the table.
+/// Reports the keys of a store by state, the time since the oldest lapsed lease lapsed, and the
+/// bytes of the table.
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub(crate) fn table(
     rows: [(&'static str, u64); 5],

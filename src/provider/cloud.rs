@@ -2,17 +2,18 @@
 
 use std::sync::LazyLock;
 
+use super::challenge::{Answer, Challenge, Field, POSTED, WEB_HOOK};
 use super::preset::{DAY, DEFAULTS, HOUR, MIB, Preset};
-use super::read::{cloud_events_or, header_is, joined, value};
+use super::read::{cloud_events_or, header_is, joined, lacks, value};
 use crate::error::{KeyError, KeyErrorKind};
 use crate::key::{self, EachKey, Events, Extracted, KeyPart, RequestRef, Rule};
 
 /// Amazon SNS: topic and message, from the signed body.
 ///
-/// 1. The confirmation that a subscription begins or ends has an id too. It is a handshake by the
+/// 1. The confirmation that a subscription begins or ends has an id, too. It is a handshake by the
 ///    body's `/Type`, because the header is not signed.
-/// 2. A raw delivery has no envelope and no signature, so its key is read from headers. If the body is
-///    a signed envelope, the key is read from the body, whatever the headers say.
+/// 2. A raw delivery has no envelope and no signature, so its key is read from headers. If the body
+///    is a signed envelope, the key is read from the body, whatever the headers say.
 /// 3. The content type is `text/plain` and is ignored.
 pub const AWS_SNS: Preset = Preset {
     name: "aws-sns",
@@ -52,14 +53,15 @@ fn is_raw(request: &RequestRef<'_>) -> bool {
         && ["/TopicArn", "/MessageId", "/Signature"].into_iter().any(lacks)
 }
 
-/// Google Cloud Pub/Sub, push: subscription and message, from the body; of an unwrapped push, from headers.
+/// Google Cloud Pub/Sub, push: subscription and message, from the body; of an unwrapped push, from
+/// headers.
 ///
-/// An [unwrapped] push needs the option *write metadata*: without it, the request has no id. If the body is a wrapped
-/// message, the key is read from the body, whatever the headers say.
+/// An [unwrapped] push needs the option *write metadata*: without it, the request has no id. If the
+/// body is a wrapped message, the key is read from the body, whatever the headers say.
 ///
 /// `/deliveryAttempt` changes from one attempt to the next. A publisher that retries makes a new
-/// message; to recognise it, put your own id into the message's attributes. The token of a push signs
-/// no part of the body.
+/// message; to recognise it, put your own id into the message's attributes. The token of a push
+/// signs no part of the body.
 ///
 /// [unwrapped]: https://docs.cloud.google.com/pubsub/docs/payload-unwrapping
 pub const GOOGLE_PUBSUB: Preset = Preset {
@@ -96,9 +98,9 @@ fn unwrapped(request: &RequestRef<'_>) -> Result<Option<String>, KeyError> {
 /// Azure Event Grid: topic and id of each event; in the CloudEvents schema, source and id.
 ///
 /// The validation of a subscription is a handshake, because the response carries the code. In the
-/// CloudEvents schema the validation is an OPTIONS, which the layer does not deduplicate. Event Grid
-/// does not retry after 400, 401, 403 or 413. So it loses events without an id, unless
-/// [`on_missing_key`](crate::DedupLayer::on_missing_key) is set. It signs nothing.
+/// CloudEvents schema the validation is an OPTIONS. [`AZURE_EVENT_GRID.echo(None)`](Preset::echo)
+/// answers both. Event Grid does not retry after 400, 401, 403 or 413. So it loses events without
+/// an id, unless [`on_missing_key`](crate::DedupLayer::on_missing_key) is set. It signs nothing.
 pub const AZURE_EVENT_GRID: Preset = Preset {
     name: "azure-event-grid",
     rule: || Rule::Reader(event_grid),
@@ -106,6 +108,14 @@ pub const AZURE_EVENT_GRID: Preset = Preset {
         header_is(request, "aeg-event-type", "SubscriptionValidation")
             && value(request, "/0/data/validationCode").is_some()
     }),
+    challenges: &[
+        Challenge {
+            marks: &[(Field::Header("aeg-event-type"), Some("SubscriptionValidation"))],
+            answer: Answer::Member("validationResponse", Field::Body("/0/data/validationCode")),
+            ..POSTED
+        },
+        WEB_HOOK,
+    ],
     floor: 48 * HOUR, // twice the 24 h of the schedule
     sample: r#"[{"topic":"/subscriptions/sample","id":"{id}","eventType":"Sample.Created","data":{}}]"#,
     signed_id: Some(false),
@@ -117,4 +127,46 @@ fn event_grid(events: Events<'_>) -> Result<Extracted, KeyError> {
         key::each("", key::json("/topic").and(key::json("/id"))).event_type(key::json("/eventType"))
     });
     cloud_events_or(events, |events| EACH.read(events))
+}
+
+/// Microsoft Graph: for each notification, subscription, resource, change and the ETag of the
+/// resource; without an ETag, subscription and `/id`.
+///
+/// `/id` is optional, and drives and lifecycle notifications have no ETag. **A list with a
+/// notification that has neither is not deduplicated**, and all of it reaches the handler each
+/// time: two changes of a drive may have the same bytes. Let such a handler read the changes from
+/// its last delta link.
+///
+/// Before a subscription begins, Graph sends a POST with `?validationToken=…` and without a body.
+/// It is a handshake, because the response has to be this token, decoded, as `text/plain`.
+/// [`MICROSOFT_GRAPH.echo(None)`](Preset::echo) answers it.
+///
+/// Graph signs nothing. Each notification has the `/clientState` of its subscription, which the
+/// handler, or a layer outside, has to compare.
+pub const MICROSOFT_GRAPH: Preset = Preset {
+    name: "microsoft-graph",
+    rule: || Rule::Reader(graph),
+    bypass: Some(|request| {
+        let token = key::query("validationToken").read(request);
+        request.body().is_empty() && token.is_ok_and(|token| token.is_some())
+    }),
+    challenges: &[Challenge { answer: Answer::Text(Field::Query("validationToken")), ..POSTED }],
+    floor: 8 * HOUR, // twice the 4 h of the schedule
+    sample: r#"{"value":[{"subscriptionId":"sample","changeType":"created","resource":"users/sample/messages/sample","resourceData":{"@odata.etag":"{id}"}}]}"#,
+    signed_id: Some(false),
+    ..DEFAULTS
+};
+
+fn graph(events: Events<'_>) -> Result<Extracted, KeyError> {
+    static EACH: LazyLock<EachKey> = LazyLock::new(|| {
+        let change = "/subscriptionId|/resource|/changeType|/resourceData/@odata.etag";
+        let key = joined(key::json, change).or(joined(key::json, "/subscriptionId|/id"));
+        key::each("/value", key).event_type(joined(key::json, "/changeType or /lifecycleEvent"))
+    });
+    let request = events.request;
+    Ok(match EACH.read(events)? {
+        // A notification has no identity.
+        Extracted::Missing if !lacks(&request, "/value") => Extracted::Bypass,
+        found => found,
+    })
 }

@@ -8,21 +8,22 @@ use crate::key::{self, RequestRef, Rule};
 
 /// GitHub: the header `X-GitHub-Delivery`, one value per event.
 ///
-/// GitHub never retries by itself. A person can send a delivery again for three days, with the same
-/// id; to let this redelivery run, [forget its key](crate::guide::incidents#running-an-event-again). All
-/// webhooks that subscribe to an event share the value. A repository and its organisation may post one
-/// event to one URL. If both deliveries must be handled, give each its own route and namespace. A
-/// response other than 2xx loses the event: put an [inbox](crate::guide::inbox) around the layer. GitHub does not
+/// GitHub never retries by itself. For three days, a person can send a delivery again, under the
+/// same id. To let this redelivery run, [forget its
+/// key](crate::guide::incidents#running-an-event-again). All webhooks that subscribe to an event
+/// share the value. So a repository and its organisation may post an event to one URL under one id.
+/// If both deliveries must be handled, give each its own route and namespace. A response other than
+/// 2xx loses the event: put an [inbox](crate::guide::inbox) around the layer. GitHub does not
 /// deliver an event that is larger than 25 MB.
 ///
-/// The first request to a new hook is a `ping`. The layer answers it, if the signed body is a ping too.
-/// A ping that is sent as a form has its own id and is deduplicated.
+/// The first request to a new hook is a `ping`. The layer answers it, if the signed body is a ping,
+/// too. A ping that is sent as a form has its own id and is deduplicated.
 ///
-/// Set the hook's content type to `application/json`. A handler that takes axum's `Json` answers a form 415, and GitHub
-/// does not send the event again.
+/// Set the hook's content type to `application/json`. A handler that takes axum's `Json` answers a
+/// form 415, and GitHub does not send the event again.
 ///
-/// [Signature](https://docs.github.com/en/webhooks/using-webhooks/validating-webhook-deliveries): HMAC-SHA256 over the
-/// body. Neither the id nor a time is signed.
+/// [Signature](https://docs.github.com/en/webhooks/using-webhooks/validating-webhook-deliveries):
+/// HMAC-SHA256 over the body. Neither the id nor a time is signed.
 pub const GITHUB: Preset = Preset {
     name: "github",
     rule: || Rule::part(key::header("x-github-delivery")),
@@ -45,13 +46,14 @@ fn is_ping(request: &RequestRef<'_>) -> bool {
 
 /// GitLab: the header `Idempotency-Key` (since 17.4), else `webhook-id`.
 ///
-/// Both stay the same on a retry, and if a person sends the event again. An event of more than 25 MB is
-/// not delivered. Two headers are no keys: the different events of recursive webhooks share
-/// `X-Gitlab-Event-UUID`, and the meaning of `X-Gitlab-Webhook-UUID` is documented in contradictory ways.
+/// Both stay the same on a retry, and if a person sends the event again. An event of more than 25
+/// MB is not delivered. Do not use two other headers: the different events of recursive webhooks
+/// share `X-Gitlab-Event-UUID`, and the documentation of `X-Gitlab-Webhook-UUID` contradicts
+/// itself.
 ///
-/// [Verification](https://docs.gitlab.com/user/project/integrations/webhooks/) is by the shared *secret token*. Nothing
-/// is signed, so who reads one delivery can forge others. The newer signing token, which covers `webhook-id` but not
-/// `Idempotency-Key`, is not supported.
+/// [Verification](https://docs.gitlab.com/user/project/integrations/webhooks/) is by the shared
+/// *secret token*. Nothing is signed, so whoever reads a delivery can forge others. The newer
+/// signing token, which covers `webhook-id` but not `Idempotency-Key`, is not supported.
 pub const GITLAB: Preset = Preset {
     name: "gitlab",
     rule: || Rule::part(key::header("idempotency-key").or(key::header("webhook-id"))),
@@ -66,10 +68,11 @@ pub const GITLAB: Preset = Preset {
 
 /// Gitea and Forgejo: the header `X-Gitea-Delivery`.
 ///
-/// They never retry. If a person sends a delivery again, it has a *new* id and runs again. A response
-/// other than 2xx loses the event: put an [inbox](crate::guide::inbox) around the layer.
+/// They never retry. If a person sends a delivery again, it has a *new* id and runs again. A
+/// response other than 2xx loses the event: put an [inbox](crate::guide::inbox) around the layer.
 ///
-/// [Signature](https://docs.gitea.com/usage/webhooks): HMAC-SHA256 over the body. Neither the id nor a time is signed.
+/// [Signature](https://docs.gitea.com/usage/webhooks): HMAC-SHA256 over the body. Neither the id
+/// nor a time is signed.
 pub const GITEA: Preset = Preset {
     name: "gitea",
     aliases: &["forgejo"],
@@ -85,8 +88,8 @@ pub const GITEA: Preset = Preset {
 
 /// CircleCI: `/id` in the body, which its documentation recommends for this purpose.
 ///
-/// [Signature](https://circleci.com/docs/outbound-webhooks): HMAC-SHA256 over the body, which has the id. No time is
-/// signed.
+/// [Signature](https://circleci.com/docs/outbound-webhooks): HMAC-SHA256 over the body, which has
+/// the id. No time is signed.
 pub const CIRCLECI: Preset = Preset {
     name: "circleci",
     rule: || Rule::part(key::json("/id")),

@@ -5,16 +5,17 @@
 //!    retries, and whether the signature covers the id.
 //! 2. The key of a preset never changes after its release, because stored events would run again
 //!    under another key.
-//! 3. A handshake carries no event. The layer answers it if the sender needs no more than a 2xx; any
-//!    other handshake reaches the handler. If the header that marks a handshake is not signed, the
-//!    signed body must agree. So a forged header cannot take an event past the layer.
+//! 3. A handshake carries no event. The layer answers it if the sender needs no more than a 2xx. A
+//!    layer of [`Preset::echo`] answers one whose sender wants an echo; any other handshake reaches
+//!    the handler. If the header that marks a handshake is not signed, the signed body must agree.
+//!    So a forged header cannot take an event past the layer.
 //! 4. A preset's namespace is its name. Many senders deliver one event with one id to every
 //!    subscribed endpoint. If two handlers have to see the event, each needs
 //!    [its own namespace](crate::guide::keys#several-endpoints-of-one-sender).
 //! 5. The table of presets lists the facts that the sender's own documentation does not confirm.
 //!
-//! [The guide](crate::guide::providers) lists all presets, and keys for senders without one. [`find`] takes
-//! a name or an alias.
+//! [The guide](crate::guide::providers) lists all presets, and keys for senders without one.
+//! [`find`] takes a name or an alias.
 //!
 //! # Example
 //!
@@ -29,9 +30,12 @@
 //! ```
 
 mod business;
+#[cfg_attr(not(feature = "verify"), expect(dead_code, reason = "the feature `verify` reads it"))]
+pub(crate) mod challenge;
 mod chat;
 mod cloud;
 mod code;
+mod messenger;
 mod money;
 mod preset;
 mod read;
@@ -67,6 +71,11 @@ presets! {
     business: SENDGRID, POSTMARK;
     cloud: AWS_SNS, GOOGLE_PUBSUB, AZURE_EVENT_GRID;
     business: HUBSPOT, BOX;
+    cloud: MICROSOFT_GRAPH;
+    messenger: MESSENGER;
+    chat: LINE, ZOOM;
+    money: QUICKBOOKS, XERO, RAZORPAY, MOLLIE, GOCARDLESS;
+    business: NOTION, INTERCOM, WORKOS;
 }
 
 /// Returns the preset with this name or alias; upper case and `_` for `-` are accepted.

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use http::Method;
 
+use super::challenge::Challenge;
 use super::scheme::Scheme;
 use crate::key::{self, IntoKeyExtractor, KeyExtractor, KeyPart, RequestRef, Rule};
 
@@ -15,7 +16,8 @@ pub(super) const MIB: usize = 1024 * 1024;
 
 /// The facts about one sender: its key, and other facts that deduplication depends on.
 ///
-/// The [table](crate::guide::providers) in the guide has the page of the sender that states each fact.
+/// The [table](crate::guide::providers) in the guide has the page of the sender that states each
+/// fact.
 #[derive(Clone, Copy)]
 pub struct Preset {
     pub(super) name: &'static str,
@@ -28,6 +30,9 @@ pub struct Preset {
     pub(super) handshake: Option<Condition>,
     /// The other requests without an event: the handler answers them.
     pub(super) bypass: Option<Condition>,
+    /// The requests of these whose sender wants an echo.
+    #[cfg_attr(not(feature = "verify"), expect(dead_code, reason = "`verify` answers them"))]
+    pub(crate) challenges: &'static [Challenge],
     pub(super) methods: &'static [Method],
     /// The shortest retention, in seconds.
     pub(super) floor: u64,
@@ -40,7 +45,8 @@ pub struct Preset {
     /// The headers of the sample, among them a content type other than JSON.
     #[cfg_attr(not(feature = "testing"), expect(dead_code, reason = "`testing` sends them"))]
     pub(crate) sample_headers: &'static [(&'static str, &'static str)],
-    /// The body of a request with an event, for tests. `{id}` is the id; in JSON, `{number}` is a number if the id is one.
+    /// The body of a request with an event, for tests. `{id}` is the id; in JSON, `{number}` is a
+    /// number if the id is one.
     #[cfg_attr(not(feature = "testing"), expect(dead_code, reason = "`testing` sends it"))]
     pub(crate) sample: &'static str,
 }
@@ -53,6 +59,7 @@ pub(super) const DEFAULTS: Preset = Preset {
     event_type: None,
     handshake: None,
     bypass: None,
+    challenges: &[],
     methods: &[Method::POST],
     floor: 0,
     max_body: None,
@@ -70,7 +77,8 @@ type Condition = fn(&RequestRef<'_>) -> bool;
 pub(crate) enum Retries {
     /// The sender retries every delivery that is not acknowledged.
     Automatic,
-    /// The sender retries after a failed connection only. A response of any status ends the delivery.
+    /// The sender retries after a failed connection only. A response of any status ends the
+    /// delivery.
     ConnectionFailure,
     /// The sender never retries: a delivery that is not acknowledged is lost unless a person sends
     /// it again. An inbox around the layer delivers it again.
@@ -81,7 +89,8 @@ pub(crate) enum Retries {
 }
 
 impl Preset {
-    /// Returns the preset's name, in lower case with hyphens: `standard-webhooks`. It is the namespace of the keys.
+    /// Returns the preset's name, in lower case with hyphens: `standard-webhooks`. It is the
+    /// namespace of the keys.
     #[must_use]
     pub const fn name(&self) -> &'static str {
         self.name
@@ -139,8 +148,9 @@ impl Preset {
         Duration::from_secs(self.floor)
     }
 
-    /// Returns whether the sender's signature covers the id; `None` if that is not known, or depends on the sender. If
-    /// it does not, an attacker who has read one signed delivery can send its body again under another id.
+    /// Returns whether the sender's signature covers the id; `None` if that is not known, or
+    /// depends on the sender. If it does not, an attacker who has read one signed delivery can send
+    /// its body again under another id.
     ///
     /// Returns `Some(false)` also if the sender signs nothing.
     #[must_use]

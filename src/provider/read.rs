@@ -9,8 +9,8 @@ use crate::key::{
     self, Arrays, EachKey, EventPart, Events, Extracted, KeyPart, RequestRef, is_array, items,
 };
 
-/// Reads the parts of a key in the notation of the guide's table: `|` joins parts, `?` ends an optional one, and ` or `
-/// stands between alternatives.
+/// Reads the parts of a key in the notation of the guide's table: `|` joins parts, `?` ends an
+/// optional one, and ` or ` stands between alternatives.
 pub(super) fn joined(read: fn(&str) -> KeyPart, parts: &str) -> KeyPart {
     let any = |names: &str| names.split(" or ").map(read).reduce(KeyPart::or);
     let part = |part: &str| match part.strip_suffix('?') {
@@ -38,6 +38,13 @@ pub(super) fn header_is(request: &RequestRef<'_>, name: &str, value: &str) -> bo
     found.is_some_and(|found| found.eq_ignore_ascii_case(value))
 }
 
+/// Returns `true` if the body has `/events`, and it is an empty list.
+pub(super) fn has_no_events(request: &RequestRef<'_>) -> bool {
+    static EVENTS: LazyLock<Arrays> =
+        LazyLock::new(|| Arrays::parse("/events").unwrap_or_default());
+    matches!(items(request.body(), &EVENTS), Ok(Some(events)) if events.is_empty())
+}
+
 /// The key of one event.
 static KEY: LazyLock<KeyPart> = LazyLock::new(|| key::json("/source").and(key::json("/id")));
 static LIST: LazyLock<Arrays> = LazyLock::new(|| Arrays::parse("").unwrap_or_default());
@@ -50,8 +57,8 @@ pub(super) fn is_batch_of_cloud_events(request: &RequestRef<'_>) -> bool {
         && items(request.body(), &LIST).is_ok_and(|items| items.iter().flatten().any(is_event))
 }
 
-/// Reads CloudEvents in JSON, one event or a batch by the media type, and any other body by `other`. An id is unique
-/// within its source only.
+/// Reads CloudEvents in JSON, one event or a batch by the media type, and any other body by
+/// `other`. An id is unique within its source only.
 pub(super) fn cloud_events_or(
     events: Events<'_>,
     other: impl FnOnce(Events<'_>) -> Result<Extracted, KeyError>,

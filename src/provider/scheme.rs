@@ -2,11 +2,13 @@
 
 use http::HeaderName;
 
-/// How a sender signs its requests, as data: for a sender without a preset, a constant of your program.
+/// How a sender signs its requests, as data: for a sender without a preset, a constant of your
+/// program.
 ///
 /// The presets have values of this type, and `testing::sign` signs by it. A scheme is checked when
-/// [`verifier`](Self::verifier) adds the secret. [`VerifyLayer::from_fn`](crate::verify::VerifyLayer::from_fn) is for
-/// senders that no scheme describes.
+/// [`verifier`](Self::verifier) adds the secret.
+/// [`VerifyLayer::from_fn`](crate::verify::VerifyLayer::from_fn) is for senders that no scheme
+/// describes.
 ///
 /// ```
 /// use tower_dedup::verify::{Part, Scheme, VerifierError, VerifyLayer};
@@ -63,8 +65,9 @@ pub enum Part {
     Millis(&'static str),
     /// The time in this header, as `2026-11-22T06:00:00Z`.
     Rfc3339(&'static str),
-    /// The time in seconds since 1970, in the item of the signature's header that begins with this text. While its
-    /// secret changes, a sender may write up to four such items: each is signed by the codes that follow it.
+    /// The time in seconds since 1970, in the item of the signature's header that begins with this
+    /// text. While its secret changes, a sender may write up to four such items: each is signed by
+    /// the codes that follow it.
     Item(&'static str),
     /// The time in milliseconds since 1970, in an item as [`Item`](Self::Item) has it.
     ItemMillis(&'static str),
@@ -72,7 +75,8 @@ pub enum Part {
     Body,
     /// The public URL of the server with path and query: see [`verifier_at`](Scheme::verifier_at).
     Url,
-    /// No part of the text: if the request has this header, it must have this value. So another algorithm is refused.
+    /// Not a part of the text: if the request has this header, it must have this value. So another
+    /// algorithm is refused.
     Fixed(&'static str, &'static str),
 }
 
@@ -121,8 +125,8 @@ impl Scheme {
         }
     }
 
-    /// Makes a scheme whose header has the HMAC-SHA256 of the text in hexadecimal. The secret is any text, whose bytes
-    /// are the key.
+    /// Makes a scheme whose header has the HMAC-SHA256 of the text in hexadecimal. The secret is
+    /// any text, whose bytes are the key.
     pub const fn hmac_sha256(header: &'static str, text: &'static [Part]) -> Self {
         Self { text, ..Self::new(header, Proof::HmacSha256) }
     }
@@ -137,24 +141,26 @@ impl Scheme {
         Self { text, ..Self::new(header, Proof::HmacSha1) }
     }
 
-    /// Makes a scheme whose header has the Ed25519 signature of the text in hexadecimal. The secret is the public key
-    /// in hexadecimal. Its verifier needs the feature `verify-ed25519`.
+    /// Makes a scheme whose header has the Ed25519 signature of the text in hexadecimal. The secret
+    /// is the public key in hexadecimal. Its verifier needs the feature `verify-ed25519`.
     pub const fn ed25519(header: &'static str, text: &'static [Part]) -> Self {
         Self { text, ..Self::new(header, Proof::Ed25519) }.hex_secret()
     }
 
-    /// Makes a scheme whose header is the secret itself, `Basic …` and `Bearer …` included. It signs nothing: whoever
-    /// reads one delivery can forge others.
+    /// Makes a scheme whose header is the secret itself, `Basic …` and `Bearer …` included. It
+    /// signs nothing: whoever reads a delivery can forge others.
     pub const fn token(header: &'static str) -> Self {
         Self::new(header, Proof::Token)
     }
 
-    /// Sets the text that precedes a code: `sha256=`. An item without it belongs to another version, and is ignored.
+    /// Sets the text that precedes a code: `sha256=`. An item without it belongs to another
+    /// version, and is ignored.
     pub const fn prefix(self, prefix: &'static str) -> Self {
         Self { prefix, ..self }
     }
 
-    /// Expects the codes in base64, in the standard or the URL-safe alphabet (RFC 4648), with or without padding.
+    /// Expects the codes in base64, in the standard or the URL-safe alphabet (RFC 4648), with or
+    /// without padding.
     pub const fn base64(self) -> Self {
         Self { is_base64: true, ..self }
     }
@@ -184,7 +190,8 @@ impl Scheme {
         self.text.iter().any(is_url) || self.proof == Proof::Twilio
     }
 
-    /// Returns the beginning of the items with a time, if the time is in the header of the signature.
+    /// Returns the beginning of the items with a time, if the time is in the header of the
+    /// signature.
     pub(crate) fn time_item(&self) -> Option<&'static str> {
         let item = |part: &Part| match *part {
             Part::Item(prefix) | Part::ItemMillis(prefix) => Some(prefix),

@@ -2,6 +2,7 @@
 
 use std::sync::LazyLock;
 
+use super::challenge::WEB_HOOK;
 use super::preset::{DAY, DEFAULTS, HOUR, MINUTE, Preset, Retries};
 use super::read::{cloud_events_or, is_batch_of_cloud_events};
 use super::scheme::Part::{Body, Header, Seconds, Text};
@@ -11,14 +12,15 @@ use crate::key::{self, EventPart, Events, Extracted, KeyPart, RequestRef, Rule};
 
 /// Standard Webhooks: the header `webhook-id`, which is signed and stays the same on every retry.
 ///
-/// The specification's example schedule makes ten attempts over 75 h 35 min; the floor is twice that.
-/// The specification also says "save the ids for five minutes", which is shorter than its own
-/// schedule. OpenAI retries for up to 72 hours. Supabase signs its auth hooks so, whose answers it reads, and its
-/// database webhooks not at all. Every subscribed endpoint receives one message with one
-/// id: [two endpoints](crate::guide::keys#several-endpoints-of-one-sender) need two namespaces.
+/// The specification's example schedule makes ten attempts over 75 h 35 min; the floor is twice
+/// that. The specification also says "save the ids for five minutes", which is shorter than its own
+/// schedule. OpenAI retries for up to 72 hours. Supabase signs its auth hooks in this way, and
+/// reads their answers. It does not sign its database webhooks. Every subscribed endpoint receives
+/// a message under the same id: [two endpoints](crate::guide::keys#several-endpoints-of-one-sender)
+/// need two namespaces.
 ///
-/// [Signature][s]: over id, time and body. `v1` is HMAC-SHA256, with a secret of at least 16 bytes in base64, after
-/// `whsec_` or without it; if a sender's secret is text, encode it in base64.
+/// [Signature][s]: over id, time and body. `v1` is HMAC-SHA256, with a secret of at least 16 bytes
+/// in base64, after `whsec_` or without it; if a sender's secret is text, encode it in base64.
 /// `v1a` is Ed25519, with a public key after `whpk_`, and needs the feature `verify-ed25519`.
 ///
 /// [s]: https://github.com/standard-webhooks/standard-webhooks/blob/main/spec/standard-webhooks.md
@@ -43,13 +45,14 @@ const fn standard(header: &'static str, text: &'static [Part]) -> Scheme {
 
 /// Svix: the header `svix-id` or, from newer senders, `webhook-id`, which is signed.
 ///
-/// If both headers are present and differ, the delivery is malformed. An attacker could have added one
-/// of them, which would make a signed message a new event. `/data/email_id` is no key, because many
-/// events of Resend share it. Every subscribed endpoint receives one message with one id, as under
-/// [`STANDARD_WEBHOOKS`].
+/// If both headers are present and differ, the delivery is malformed. An attacker could have added
+/// one of them, which would make a signed message a new event. Do not use `/data/email_id` as the
+/// key, because many events of Resend share it. Every subscribed endpoint receives a message under
+/// the same id, as under [`STANDARD_WEBHOOKS`].
 ///
-/// [Signature](https://docs.svix.com/receiving/verifying-payloads/how-manual): like Standard Webhooks, with headers
-/// that begin with `svix-` or `webhook-`. If both are present, they must be equal.
+/// [Signature](https://docs.svix.com/receiving/verifying-payloads/how-manual): like Standard
+/// Webhooks, with headers that begin with `svix-` or `webhook-`. If both are present, they must be
+/// equal.
 pub const SVIX: Preset = Preset {
     name: "svix",
     aliases: &["clerk", "resend"],
@@ -81,16 +84,21 @@ fn svix_id(request: &RequestRef<'_>) -> Result<Option<String>, KeyError> {
 /// CloudEvents over HTTP: `source` and `id`, in the structured, batched and binary modes.
 ///
 /// The content type gives the mode: `application/cloudevents-batch+json` is a list of events,
-/// `application/cloudevents+json` is one event. With any other content type, the attributes are the headers
-/// `ce-source` and `ce-id`. An escape is decoded there if the HTTP binding requires it (`%20`, `%22`, `%25`, and
-/// bytes that are no printable ASCII), so that an event has one key in every mode. Every other escape belongs to the
-/// value, because the SDKs of [Go](https://github.com/cloudevents/sdk-go/issues/1331) and
-/// [Java](https://github.com/cloudevents/sdk-java/issues/748) encode nothing: of their sources and ids, those with
-/// one of the four have another key in the other modes. A list of events with another content type is malformed,
-/// because the ids are those of its events. The format has no signature. Retries differ between senders.
+/// `application/cloudevents+json` is one event. With any other content type, the attributes are the
+/// headers `ce-source` and `ce-id`. In these headers, an escape is decoded if the HTTP binding
+/// requires it (`%20`, `%22`, `%25`, and bytes that are not printable ASCII), so that an event has
+/// one key in every mode. Every other escape belongs to the value, because the SDKs of
+/// [Go](https://github.com/cloudevents/sdk-go/issues/1331) and
+/// [Java](https://github.com/cloudevents/sdk-java/issues/748) encode nothing. If one of their
+/// sources or ids contains one of these four, the event has another key in the other modes. A list
+/// of events with another content type is malformed, because the ids are those of its events. The
+/// format has no signature. Retries differ between senders.
+/// [`CLOUDEVENTS.echo(None)`](Preset::echo) answers the OPTIONS by which a sender asks for
+/// permission.
 pub const CLOUDEVENTS: Preset = Preset {
     name: "cloudevents",
     rule: || Rule::Reader(cloud_events),
+    challenges: &[WEB_HOOK],
     floor: 7 * DAY, // our estimate: the format has no schedule
     retries: Retries::Undocumented,
     sample_headers: &[("content-type", "application/cloudevents+json")],
@@ -112,8 +120,8 @@ fn cloud_events(events: Events<'_>) -> Result<Extracted, KeyError> {
     })
 }
 
-/// Reads an attribute of an event from a header: unquoted, then decoded once (HTTP protocol binding 1.0.2, section
-/// 3.1.3.2).
+/// Reads an attribute of an event from a header: unquoted, then decoded once (HTTP protocol binding
+/// 1.0.2, section 3.1.3.2).
 fn attribute(name: &'static str) -> KeyPart {
     let header = key::header(name);
     key::from_fn(move |request| {
@@ -135,9 +143,10 @@ fn unquote(value: &str) -> String {
     plain
 }
 
-/// Decodes what a sender has to encode: a space, `"`, `%` and what is no printable ASCII. Any other escape is a part of
-/// the value, and so is a `%` without two digits: the SDKs of Go and Java encode nothing, and a source is a URI, which
-/// has escapes of its own. Bytes that are not UTF-8 are malformed, as the binding says.
+/// Decodes what a sender has to encode: a space, `"`, `%` and what is no printable ASCII. Any other
+/// escape is a part of the value, and so is a `%` without two digits: the SDKs of Go and Java
+/// encode nothing, and a source is a URI, which has escapes of its own. Bytes that are not UTF-8
+/// are malformed, as the binding says.
 fn decode(value: &str) -> Result<String, KeyErrorKind> {
     let is_encoded = |byte: &u8| !byte.is_ascii_graphic() || matches!(byte, b'"' | b'%');
     let mut plain = Vec::with_capacity(value.len());

@@ -14,28 +14,32 @@ use crate::key::{self, KeyPart, RequestRef, Rule, hex, sha256, without_mark};
 /// Twilio: the account, the message or call, and its status. The values are form fields or, for
 /// webhooks that are configured as GET, query parameters.
 ///
-/// One message reports several statuses under one `MessageSid`. With the id alone, `delivered` would
-/// be a duplicate of `sent`. The key is
+/// One message reports several statuses under one `MessageSid`. With the id alone, `delivered`
+/// would be a duplicate of `sent`. The key is
 ///
 /// - `AccountSid|MessageSid|MessageStatus` (or `SmsStatus`), or
 /// - `AccountSid|CallSid|CallStatus|SequenceNumber|RecordingSid|RecordingStatus`.
 ///
 /// Every part but `MessageSid` and `CallSid` is empty if the request does not have it.
 ///
-/// Events of **other kinds** share these ids, or have neither: [streams], [conferences], [transcriptions], payments,
-/// [conversations], rooms, [tasks], SIMs and others. They have another SID, or a field that no status has. Their key has
-/// one more part, or is that part after `AccountSid`: `fields_` and the SHA-256 of the sorted fields. Twilio signs these
-/// fields, and a retry has the same ones, except `RetryCount`, which is left out. Webhooks in JSON have no key here.
+/// Events of **other kinds** share these ids, or have neither: [streams], [conferences],
+/// [transcriptions], payments, [conversations], rooms, [tasks], SIMs and others. They have another
+/// SID, or a field that no status has. Their key has one more part, `fields_` and the SHA-256 of
+/// the sorted fields, or consists of `AccountSid` and that part. Twilio signs these fields, and a
+/// retry has the same ones, except `RetryCount`, which is left out. Webhooks in JSON have no key
+/// here.
 ///
 /// This key is for *callbacks*. The turns of a conversation (the `action` of a `<Gather>` or
 /// `<Record>`) need the body of the response. They repeat one `CallSid` with one status when a menu
-/// asks again. Leave such routes out, or see [the guide](crate::guide::providers#senders-without-a-preset).
+/// asks again. Leave such routes out, or see [the
+/// guide](crate::guide::providers#senders-without-a-preset).
 ///
-/// **Twilio retries no status by default**: a response other than 2xx, 503 included, loses the event. A [connection
-/// override][overrides] at the end of the webhook's URL changes that: `#rc=5&rp=all` is up to five retries after
-/// failed connections, timeouts and statuses, all within 15 s. Third parties say that the fragment is not signed, and
-/// Twilio's page does not say so: test it with a message of your own. The public URL of `verifier_at` has no
-/// fragment. Only `rc`, its default of 1 and the 15 s are confirmed.
+/// **Twilio retries no status by default**: a response other than 2xx, 503 included, loses the
+/// event. A [connection override][overrides] at the end of the webhook's URL changes that:
+/// `#rc=5&rp=all` is up to five retries after failed connections, timeouts and statuses, all within
+/// 15 s. According to third parties, the fragment is not signed. Twilio's page does not say so:
+/// test it with a message of your own. Do not give `verifier_at` the fragment. Only `rc`, its
+/// default of 1 and the 15 s are confirmed.
 ///
 /// [overrides]: https://www.twilio.com/docs/usage/webhooks/webhooks-connection-overrides
 /// [streams]: https://www.twilio.com/docs/voice/twiml/stream
@@ -44,18 +48,22 @@ use crate::key::{self, KeyPart, RequestRef, Rule, hex, sha256, without_mark};
 /// [conversations]: https://www.twilio.com/docs/conversations/conversations-webhooks
 /// [tasks]: https://www.twilio.com/docs/taskrouter/api/event/reference
 ///
-/// [Signature](https://www.twilio.com/docs/usage/security#validating-requests): HMAC-SHA1 over the public URL and the form
-/// fields, without separators. If the body is no form, the URL has its digest.
+/// [Signature](https://www.twilio.com/docs/usage/security#validating-requests): HMAC-SHA1 over the
+/// public URL and the form fields, without separators. If the body is not a form, the URL has its
+/// digest.
 ///
-/// - `MessageStatus=sent&SmsSid=SM1` and `MessageStatus=sentSmsSidSM1` have one signature, and the second is another
-///   key. A field that the key may lack can be hidden in its neighbour, too. Let the handler refuse unknown statuses,
-///   values that are no SID, and requests without a field that Twilio always sends, such as `AccountSid`.
-/// - The content type is not signed. A form with another content type is refused, because its fields are not read.
-/// - The time is not signed, and neither is the method: the text of a GET is also that of a POST with the end of the
-///   query in its form. So the verifier takes the method from `AccountSid=AC…` (`AC` and 32 hexadecimal digits). A GET
-///   needs it in its query, and no body. Any other request is refused with it in its URL or fields: put no `AccountSid`
-///   into the URL of a webhook that Twilio sends by POST. A request without a form is refused with `AccountSidAC…` in
-///   its URL. A message whose text has the other spelling is refused, too.
+/// - `MessageStatus=sent&SmsSid=SM1` and `MessageStatus=sentSmsSidSM1` have the same signature, but
+///   different keys. An attacker can also hide an optional field of the key in the field beside it.
+///   Let the handler refuse unknown statuses, values that are not a SID, and requests without a
+///   field that Twilio always sends, such as `AccountSid`.
+/// - The content type is not signed. A form with another content type is refused, because its
+///   fields are not read.
+/// - The time is not signed, and neither is the method: the text of a GET is also that of a POST
+///   with the end of the query in its form. So the verifier derives the method from
+///   `AccountSid=AC…` (`AC` and 32 hexadecimal digits). A GET needs it in its query, and no body.
+///   Any other request is refused with it in its URL or fields: put no `AccountSid` into the URL of
+///   a webhook that Twilio sends by POST. A request without a form is refused with `AccountSidAC…`
+///   in its URL. A message whose text has the other spelling is refused, too.
 pub const TWILIO: Preset = Preset {
     name: "twilio",
     rule: || Rule::part(by_fields()),
@@ -133,8 +141,8 @@ fn id(
             account.map_or("", |(_, account)| account)
         }
     };
-    // As Twilio signs them: sorted, without separators, equal pairs once. So a separator that an attacker moves makes
-    // no other digest.
+    // As Twilio signs them: sorted, without separators, equal pairs once. So a separator that an
+    // attacker moves makes no other digest.
     let text = fields.iter().filter(|(name, _)| name != "RetryCount");
     let text: String = text.flat_map(|(name, value)| [&**name, &**value]).collect();
     Ok(Some(format!("{parts}|fields_{}", hex(&sha256(text.as_bytes())))))

@@ -4,6 +4,7 @@ use std::sync::LazyLock;
 
 use bytes::Bytes;
 
+use super::challenge::META;
 use super::preset::{DAY, DEFAULTS, MIB, Preset};
 use super::scheme::Part::Body;
 use super::scheme::Scheme;
@@ -15,30 +16,33 @@ use crate::key::{
 
 /// WhatsApp and other webhooks of Meta: one key for each update.
 ///
-/// 1. A message, and the echo of a message that somebody has sent in WhatsApp's own app (`/value/message_echoes`), has
-///    the key `phone_number_id|id`. An echo without an id is known by its digest; so is a call.
+/// 1. A message, and the echo of a message that somebody has sent in WhatsApp's own app
+///    (`/value/message_echoes`), has the key `phone_number_id|id`. An echo without an id is known
+///    by its digest; so is a call.
 /// 2. A status of a message has the key `phone_number_id|id|status|recipient_id`, because one
 ///    message has several statuses under one id.
-/// 3. A call (`/value/calls`) has the key `phone_number_id|id|event`, because it begins and ends under one id.
-/// 4. Any other change is known by the entry's `id` and `time`, the change's `field`, and the digest
-///    of the change. An entry without changes is known by the digest of the entry.
+/// 3. A call (`/value/calls`) has the key `phone_number_id|id|event`, because it begins and ends
+///    under one id.
+/// 4. Any other change is known by the entry's `id` and `time`, the change's `field`, and the
+///    digest of the change. An entry without changes is known by the digest of the entry.
 ///
-/// `phone_number_id` is read from `/value/metadata`. It is an empty part if it is missing or blank; so are
-/// `recipient_id`, `event`, and the fields of the entry and of the change. Meta writes `""` for the number of a person
-/// with a user name. One request carries up to 1,000 updates. Meta verifies the URL by a GET, which the layer does not
-/// deduplicate.
+/// `phone_number_id` is read from `/value/metadata`. It is an empty part if it is missing or blank;
+/// so are `recipient_id`, `event`, and the fields of the entry and of the change. Meta writes `""`
+/// for the number of a person with a user name. One request carries up to 1,000 updates. Meta
+/// verifies the URL by a GET, which [`WHATSAPP.echo(Some(verify_token))`](Preset::echo) answers.
 ///
 /// **Some statuses share a key, and all but the first are duplicates**: the same status of several
 /// members of a group (`recipient_participant_id`), and several statuses of one payment with one
 /// name (`/payment`). If they matter, read your own key with
 /// [`KeyExtractor::from_fn`](crate::KeyExtractor::from_fn).
 ///
-/// [Signature](https://developers.facebook.com/docs/graph-api/webhooks/getting-started): HMAC-SHA256 over the body, which
-/// has the ids. No time is signed.
+/// [Signature](https://developers.facebook.com/docs/graph-api/webhooks/getting-started):
+/// HMAC-SHA256 over the body, which has the ids. No time is signed.
 pub const WHATSAPP: Preset = Preset {
     name: "whatsapp",
     aliases: &["meta", "meta-whatsapp"],
     rule: || Rule::Reader(whatsapp),
+    challenges: META,
     floor: 14 * DAY, // twice the 7 days of the schedule
     max_body: Some(3 * MIB),
     scheme: Some(Scheme::hmac_sha256("x-hub-signature-256", &[Body]).prefix("sha256=")),

@@ -1,13 +1,16 @@
 //! [`Waiters`]: the deliveries of one process that wait for events in flight.
 //!
-//! 1. At most [`MOST_OF_A_KEY`] deliveries wait for one key. So duplicates of one event take few places.
-//! 2. Deliveries with equal identities wait for the same rows. One of them has the turn: it alone claims
-//!    again, at growing pauses. The others wait for the turn.
-//! 3. It claims only if it may run: see [`Admission`]. If it may not now, it waits for its next pause.
-//! 4. Dropped, a turn goes to the next waiter, in the order of arrival. The pauses are those of the event, so the
-//!    next waiter goes on where the one before has stopped.
-//! 5. The end of a delivery wakes the waiter with the turn, which claims at once. If it finds the event complete,
-//!    the next waiter claims at once, too. If it runs the event itself, the next waiter polls.
+//! 1. At most [`MOST_OF_A_KEY`] deliveries wait for one key. So duplicates of one event take few
+//!    slots.
+//! 2. Deliveries with equal identities wait for the same rows. One of them has the turn: it alone
+//!    claims again, at growing pauses. The others wait for the turn.
+//! 3. It claims only if it may run: see [`Admission`]. If it may not now, it waits for its next
+//!    pause.
+//! 4. If the waiter with the turn is dropped, the turn goes to the next waiter, in the order of
+//!    arrival. The pauses belong to the event, so the next waiter continues them.
+//! 5. The end of a delivery wakes the waiter with the turn, which claims at once. If it finds the
+//!    event complete, the next waiter claims at once, too. If it runs the event itself, the next
+//!    waiter polls.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -35,7 +38,8 @@ pub(crate) struct Waiters {
     count: AtomicUsize,
 }
 
-/// What deliveries with equal identities wait for. Each of them holds a handle to it, and the map one more.
+/// What deliveries with equal identities wait for. Each of them holds a handle to it, and the map
+/// one more.
 struct Awaited {
     keys: Keys,
     /// The pauses before the next claims.
@@ -52,7 +56,8 @@ pub(crate) trait Admission {
     /// What a delivery that has waited holds until its claim has its reply.
     type Turn;
 
-    /// Takes it before a claim. Returns `None` if the delivery may not run now, and the deadline has not passed.
+    /// Takes it before a claim. Returns `None` if the delivery may not run now, and the deadline
+    /// has not passed.
     async fn admit(&mut self, deadline: Instant) -> Result<Option<Self::Turn>, Self::Refusal>;
 
     /// Gives it back before a wait.
@@ -80,8 +85,8 @@ impl Admission for () {
 }
 
 impl Waiters {
-    /// Registers a waiter of these keys until the result is dropped. Returns `None` if too many deliveries wait for
-    /// the first key.
+    /// Registers a waiter of these keys until the result is dropped. Returns `None` if too many
+    /// deliveries wait for the first key.
     pub(crate) fn wait_for(&self, keys: &Keys) -> Option<Waiter<'_>> {
         let mut by_key = self.lock();
         let of_key = by_key.entry(keys.first().clone()).or_default();
@@ -130,7 +135,8 @@ pub(crate) struct Waiter<'w> {
 }
 
 impl Waiter<'_> {
-    /// Waits until the other delivery has ended, and claims the keys again. Past the bound, the event is in flight.
+    /// Waits until the other delivery has ended, and claims the keys again. Past the bound, the
+    /// event is in flight.
     ///
     /// # Errors
     ///
@@ -167,8 +173,8 @@ impl Waiter<'_> {
                 }
                 continue;
             };
-            // It does not fail open: another delivery runs this event, so an error of the store must not start it
-            // unprotected.
+            // It does not fail open: another delivery runs this event, so an error of the store
+            // must not start it unprotected.
             let begun = ledger.begin(&awaited.keys, calls.again()).await;
             drop(turn);
             if matches!(begun, Ok(Begin::Duplicate(_) | Begin::Mismatch(_))) {

@@ -13,13 +13,13 @@ use crate::key::{Extracted, RequestRef};
 use crate::layer::DedupLayer;
 use crate::ledger::Ledger;
 
-/// Claims the keys of a request as another process does that dies afterwards. No process renews,
-/// completes or releases the keys.
+/// Claims the keys of a request like a process that dies afterwards. No process renews, completes
+/// or releases the keys.
 ///
-/// The keys are in flight until the layer's [`lease`](DedupLayer::lease) lapses. The delivery after that
-/// runs as a takeover. [`MemoryAdapter`](crate::adapter::MemoryAdapter) follows tokio's paused time, so a
-/// test may advance it past the lease. With another store, give the layer a short lease and wait. On arrival, the keys are
-/// complete, and the event is lost.
+/// The keys are in flight until the layer's [`lease`](DedupLayer::lease) lapses. The delivery after
+/// that runs as a takeover. [`MemoryAdapter`](crate::adapter::MemoryAdapter) follows tokio's paused
+/// time, so a test may advance it past the lease. With another store, give the layer a short lease
+/// and wait. On arrival, the keys are complete, and the event is lost.
 ///
 /// Panics if the request has no key, or if the store does not claim each key for the first time.
 ///
@@ -32,7 +32,8 @@ use crate::ledger::Ledger;
 /// use tower_dedup::{DedupLayer, DedupAnswer, Delivery, OnInFlight, provider, testing};
 ///
 /// # tokio::time::pause();
-/// let dedup = DedupLayer::new(provider::GITHUB, MemoryAdapter::new()).on_in_flight(OnInFlight::Reject);
+/// let dedup = DedupLayer::new(provider::GITHUB, MemoryAdapter::new());
+/// let dedup = dedup.on_in_flight(OnInFlight::Reject);
 /// let event = || testing::request(provider::GITHUB, "/", "5b1f");
 /// testing::abandon(&dedup, event()).await;
 ///

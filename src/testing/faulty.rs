@@ -40,8 +40,8 @@ pub enum Fault {
 pub enum StoreCall {
     /// [`DedupAdapter::claim`].
     Claim,
-    /// A claim that fetches stored data: see [`CallTerms::fetch`]. It is a [`Claim`](Self::Claim) too. A
-    /// fault of `Fetch` hides the fault of `Claim`.
+    /// A claim that fetches stored data: see [`CallTerms::fetch`]. It is a [`Claim`](Self::Claim)
+    /// too. A fault of `Fetch` hides the fault of `Claim`.
     Fetch,
     /// [`DedupAdapter::renew`].
     Renew,

@@ -1,12 +1,12 @@
 //! Tests of your own handler behind the layer.
 //!
-//! 1. [`redeliver`] sends a request several times, one after the other. [`redeliver_at_once`] sends the
-//!    copies at the same time. Both return the [`Responses`] of all copies.
-//! 2. [`abandon`] claims the key of a request as a process does that dies afterwards.
+//! 1. [`redeliver`] sends a request several times, one after the other. [`redeliver_at_once`] sends
+//!    the copies at the same time. Both return the [`Responses`] of all copies.
+//! 2. [`abandon`] claims the key of a request like a process that dies afterwards.
 //! 3. [`FaultyAdapter`] wraps a store whose calls fail, hang, or lose their replies.
 //! 4. [`request`] makes a request of a preset's sender. With the feature `verify`, `sign` signs it.
 //!
-//! The helpers belong into tests: they panic on every failure that is not a response.
+//! The helpers belong in tests: they panic on every failure that is not a response.
 //!
 //! The [guide](crate::guide::testing) says what to test, and how to try the real sender.
 

@@ -53,10 +53,10 @@ where
 
 /// Sends this many copies of a request at the same time.
 ///
-/// Each copy is sent in a task of its own. No task sends its copy before all tasks have started. On a
-/// runtime of one thread, which is the default of `#[tokio::test]`, the copies take turns at each
-/// `.await` that waits. A handler that never waits ends within one turn, so it overlaps with nothing
-/// there. With `#[tokio::test(flavor = "multi_thread")]`, the copies run in parallel.
+/// Each copy is sent in a task of its own. No task sends its copy before all tasks have started. On
+/// a runtime of one thread, which is the default of `#[tokio::test]`, the copies take turns at each
+/// `.await` that waits. A handler that never waits ends within one turn, so it overlaps with
+/// nothing there. With `#[tokio::test(flavor = "multi_thread")]`, the copies run in parallel.
 ///
 /// The responses have the order in which they arrived.
 ///
@@ -110,14 +110,14 @@ where
 
 /// The responses to the copies of a request, in the order in which they arrived.
 ///
-/// The layer puts a [`DedupAnswer`] into the extensions of its own responses. The counts are read from
-/// there, so they hold whatever the [`result_header`](crate::DedupLayer::result_header) is called.
+/// The layer puts a [`DedupAnswer`] into the extensions of its own responses. The counts are read
+/// from there, so they do not depend on the [`result_header`](crate::DedupLayer::result_header).
 #[derive(Debug)]
 #[must_use = "a test asserts something about the responses"]
 pub struct Responses(Vec<Response<Bytes>>);
 
 impl Responses {
-    /// Returns how many responses are not the layer's own. The handler wrote them, or a layer of yours.
+    /// Returns how many responses are not the layer's own: the handler or another layer wrote them.
     #[must_use]
     pub fn handled(&self) -> usize {
         self.results().filter(Option::is_none).count()
@@ -149,7 +149,7 @@ impl Responses {
 
     /// Returns one response. The first response has the index 0.
     ///
-    /// Panics if there are not so many responses.
+    /// Panics if there is no such response.
     #[must_use]
     #[track_caller]
     pub fn get(&self, index: usize) -> &Response<Bytes> {

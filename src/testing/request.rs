@@ -13,12 +13,14 @@ use crate::provider::Preset;
 ///    differs between two events; the other parts are the same in every request of this function.
 /// 2. The body has the fields that the key needs, and few more. For a preset whose key is a header,
 ///    another body changes nothing: `request(…).map(|_| Full::from(payload))`.
-/// 3. The request has no signature. Sign it after the last change to its body: `sign` does, with the
-///    feature `verify`.
-/// 4. For HubSpot, Postmark and Telegram, whose ids are numbers, an `id` of digits becomes a number.
+/// 3. The request has no signature. Sign it after the last change to its body: `sign` does, with
+///    the feature `verify`.
+/// 4. For HubSpot, Postmark and Telegram, whose ids are numbers, an `id` of digits becomes a
+///    number.
+/// 5. For Zoom, the id of the key is the digest of a body that has `id`.
 ///
-/// Panics if the path is no path of a URL, or if the preset reads its id from a header and `id` is no
-/// value of a header.
+/// Panics if the path is no path of a URL, or if the preset reads its id from a header and `id` is
+/// no value of a header.
 ///
 /// ```
 /// use tower_dedup::key::{Extracted, RequestRef};
@@ -96,6 +98,10 @@ mod tests {
     async fn request_of_every_preset_has_a_key_with_its_id() {
         for preset in provider::ALL {
             let composed = key(*preset, "evt_1").await;
+            if preset.name() == provider::ZOOM.name() {
+                assert_ne!(key(*preset, "evt_2").await, composed);
+                continue;
+            }
             assert_eq!(composed.matches("evt_1").count(), 1, "{}", preset.name());
             for id in ["4711", "007", "a b&c\u{7d}\u{22}"] {
                 let expected = composed.replace("evt_1", id);

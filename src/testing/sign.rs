@@ -10,16 +10,19 @@ use http_body_util::{BodyExt, Full};
 
 use crate::verify::Scheme;
 
-/// Signs a request as the sender of a preset, or of a [`Scheme`] of yours, does, at this moment.
+/// Signs a request as the sender of a preset, or of your own [`Scheme`], does, with the current
+/// time.
 ///
-/// `secret` is the secret of the verifier; for SendGrid and Ed25519 it is the private key, as 64 hexadecimal
-/// digits or after `whsk_`. A retry of a sender that signs the time has a new signature: sign each copy.
+/// `secret` is the secret of the verifier; for SendGrid and Ed25519 it is the private key, as 64
+/// hexadecimal digits or after `whsk_`. A retry of a sender that signs the time has a new
+/// signature: sign each copy.
 ///
-/// The body must be there at once, as that of [`request`](super::request) or an axum `Body` made from a
-/// string is.
+/// The body must be available at once, as that of [`request`](super::request) or an axum `Body`
+/// made from a string is.
 ///
 /// Panics if the crate knows no scheme of the preset, if the sender signs the public URL
-/// ([`sign_at`] takes it), if the secret is malformed, if a signed header is missing, or if the body is a stream.
+/// ([`sign_at`] takes it), if the secret is malformed, if a signed header is missing, or if the
+/// body is a stream.
 ///
 /// ```
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {

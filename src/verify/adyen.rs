@@ -7,9 +7,10 @@ use http::request::Parts;
 use serde_json::Value;
 
 use super::error::Refusal;
-use super::received::{HmacSha256, Received, base64, signed};
+use super::received::{Received, base64, signed};
 use crate::error::KeyErrorKind;
 use crate::key::{self, Arrays, KeyPart, RequestRef, items};
+use crate::provider::scheme::Proof;
 
 const ITEMS: &str = "notificationItems";
 const SIGNATURE: &str = "additionalData.hmacSignature";
@@ -47,7 +48,7 @@ pub(super) fn verify(key: &[u8], request: &Received<'_>) -> Result<(), Refusal> 
         if signature.is_empty() {
             return Err(Refusal::Missing(SIGNATURE));
         }
-        signed::<HmacSha256>(key, &[text.as_bytes()], base64(&signature))?;
+        signed(Proof::Adyen, key, &[text.as_bytes()], base64(&signature))?;
     }
     Ok(())
 }
@@ -59,10 +60,11 @@ pub(super) fn items_of(body: &Bytes) -> Result<Vec<Bytes>, Refusal> {
 
 /// Returns the signed text of an item: the values, joined by colons.
 ///
-/// A colon inside a value is signed as it is. So one value of an item may have colons, and the item's code
-/// decides which: otherwise an attacker could move a colon to the next value. The code itself has none, and
-/// is always the last value but one of the text. The `pspReference` of a report is the name of a file, which
-/// may contain a time. Every other item may have colons in the merchant's own reference.
+/// A colon inside a value is signed as it is. So one value of an item may have colons, and the
+/// item's code decides which: otherwise an attacker could move a colon to the next value. The code
+/// itself has none, and is always the last value but one of the text. The `pspReference` of a
+/// report is the name of a file, which may contain a time. Every other item may have colons in the
+/// merchant's own reference.
 pub(super) fn text(head: &Parts, item: &Bytes) -> Result<String, Refusal> {
     let mut values = Vec::with_capacity(VALUES.len());
     for (name, part) in VALUES.iter().zip(&*VALUE_PARTS) {
@@ -81,7 +83,8 @@ pub(super) fn text(head: &Parts, item: &Bytes) -> Result<String, Refusal> {
     Ok(values.join(":"))
 }
 
-/// Returns the merchant's own text, which may be blank, and is signed as it is. No part of a key reads it.
+/// Returns the merchant's own text, which may be blank, and is signed as it is. No part of a key
+/// reads it.
 fn blank_reference(item: &Bytes) -> String {
     let item: Value = serde_json::from_slice(item).unwrap_or_default();
     let reference = item["NotificationRequestItem"][VALUES[MERCHANT_REFERENCE]].as_str();

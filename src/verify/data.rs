@@ -24,8 +24,8 @@ pub(super) fn verify(key: &Key, request: &Received<'_>) -> Result<(), Refusal> {
     signed.iter().any(has_signed).then_some(()).ok_or(Refusal::Forged)
 }
 
-/// Reads the signed text, or one for each time in the header of the codes, and the other header with a code. Refuses
-/// what the head alone shows to be unverified.
+/// Reads the signed text, or one for each time in the header of the codes, and the other header
+/// with a code. Refuses what the head alone shows to be unverified.
 pub(super) fn read<'a>(request: &Received<'a>) -> Result<(Texts<'a>, Option<&'a str>), Refusal> {
     let (mut texts, scheme) = (texts(request)?, request.scheme);
     let value = request.optional(scheme.header)?;
@@ -89,7 +89,8 @@ pub(super) fn texts<'a>(request: &Received<'a>) -> Result<Texts<'a>, Refusal> {
     if !(1..=MAX_TIMES).contains(&times.len()) {
         return Err(Refusal::Malformed(scheme.header));
     }
-    // A code is one of the time before it. With another time, who has captured a delivery could send it for ever.
+    // A code is one of the time before it. With another time, who has captured a delivery could
+    // send it for ever.
     let ends = times.iter().skip(1).map(|(_, at)| *at).chain([value.len()]);
     let of =
         |((time, at), end): (&(&'a str, usize), usize)| text(request, time, Some(&value[*at..end]));
@@ -153,27 +154,4 @@ fn rfc3339(value: &str) -> Option<i64> {
     let is_plain = value.bytes().all(|byte| byte.is_ascii_digit() || b"+-.:TZ".contains(&byte));
     let time = is_plain.then(|| DateTime::parse_from_rfc3339(value));
     Some(time?.ok()?.timestamp())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::rfc3339;
-
-    #[test]
-    fn rfc3339_reads_what_senders_write_only() {
-        for (time, seconds) in [
-            ("1969-12-31T23:59:59Z", Some(-1)),
-            ("2000-02-29T12:00:00.5Z", Some(951_825_600)),
-            ("2020-01-01T00:00:00-07:00", Some(1_577_862_000)),
-            ("2022-12-28T14:31:01.123456789+05:30", Some(1_672_218_061)),
-            ("2022-12-28 14:31:01Z", None),
-            ("2022-12-28t14:31:01Z", None),
-            ("2022-12-28T14:31:01z", None),
-            ("2022-12-28T14:31:01\u{2212}07:00", None),
-            ("2022-12-28T14:31:01", None),
-            ("2022-02-29T14:31:01Z", None),
-        ] {
-            assert_eq!(rfc3339(time), seconds, "{time}");
-        }
-    }
 }

@@ -62,15 +62,15 @@ impl std::error::Error for Refusal {}
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum VerifierError {
-    /// This crate knows no signature scheme for the preset of this name. `Display` lists the senders with one, and names the
-    /// page that says what to do.
+    /// This crate knows no signature scheme for the preset of this name. `Display` lists the
+    /// senders with one, and names the page that says what to do.
     NoScheme(&'static str),
     /// A scheme of your own breaks this rule.
     InvalidScheme(&'static str),
     /// The secret is empty.
     EmptySecret,
-    /// The secret does not have this form, which the scheme needs. A secret in base64 or hexadecimal has at least 16
-    /// bytes.
+    /// The secret does not have this form, which the scheme needs. A secret in base64 or
+    /// hexadecimal has at least 16 bytes.
     MalformedSecret(&'static str),
     /// The sender signs the public URL of the server:
     /// [`verifier_at`](crate::provider::Preset::verifier_at) takes it.

@@ -1,11 +1,7 @@
 //! [`Key`]: what a secret contains, in the notation of its sender.
 
-use hmac::Hmac;
-use sha1::Sha1;
-use sha2::Sha512;
-
 use super::error::VerifierError;
-use super::received::{HmacSha256, base64, hex, signed};
+use super::received::{base64, hex, signed};
 use crate::provider::scheme::{Proof, Scheme, Secret};
 
 /// A key that verifies.
@@ -50,8 +46,7 @@ impl Key {
         let is_encoded = matches!(scheme.secret, Secret::Webhook | Secret::Base64 | Secret::Hex);
         match scheme.proof {
             Proof::P256 => Self::p256(&bytes),
-            Proof::Ed25519 => Self::ed25519(&bytes),
-            _ if is_public => Self::ed25519(&bytes),
+            proof if proof == Proof::Ed25519 || is_public => Self::ed25519(&bytes),
             _ if is_encoded && bytes.len() < MIN_ENCODED => {
                 Err(malformed("at least 16 bytes long once it is decoded"))
             }
@@ -68,7 +63,8 @@ impl Key {
         }
     }
 
-    /// Returns `true` if any of the codes is one of the text by this key. The text is one of so many.
+    /// Returns `true` if any of the codes is one of the text by this key. The text is one of so
+    /// many.
     pub(super) fn has_signed(
         &self,
         scheme: &Scheme,
@@ -81,13 +77,7 @@ impl Key {
         texts: usize,
     ) -> bool {
         match self {
-            Self::Shared(key) if scheme.proof == Proof::HmacSha1 => {
-                signed::<Hmac<Sha1>>(key, text, codes).is_ok()
-            }
-            Self::Shared(key) if scheme.proof == Proof::HmacSha512 => {
-                signed::<Hmac<Sha512>>(key, text, codes).is_ok()
-            }
-            Self::Shared(key) => signed::<HmacSha256>(key, text, codes).is_ok(),
+            Self::Shared(key) => signed(scheme.proof, key, text, codes).is_ok(),
             #[cfg(feature = "verify-ecdsa")]
             Self::P256(key) => {
                 use p256::ecdsa::Signature;
@@ -134,7 +124,8 @@ impl Key {
     fn ed25519(bytes: &[u8]) -> Result<Self, VerifierError> {
         let key = bytes.try_into().ok();
         let key = key.and_then(|bytes| ed25519_dalek::VerifyingKey::from_bytes(bytes).ok());
-        // Of a key of small order, nobody holds the private key, and a signature can hold for any text.
+        // Of a key of small order, nobody holds the private key, and a signature can hold for any
+        // text.
         let key = key.filter(|key| !key.is_weak());
         let rule = "a public key of Ed25519";
         Ok(Self::Ed25519(Box::new(key.ok_or(VerifierError::MalformedSecret(rule))?)))
@@ -146,16 +137,16 @@ impl Key {
     }
 }
 
-/// The shortest key, in bytes, in a secret that is encoded. Such a secret is made by a program (of 24 bytes at least,
-/// says Standard Webhooks), so a shorter key is what a mistake has left of one. People choose secrets that are text:
-/// these have no rule.
+/// The shortest key, in bytes, in a secret that is encoded. Such a secret is made by a program (of
+/// 24 bytes at least, says Standard Webhooks), so a shorter key is what a mistake has left of one.
+/// People choose secrets that are text: these have no rule.
 const MIN_ENCODED: usize = 16;
 
 /// The beginning of an item with an Ed25519 signature of Standard Webhooks.
 #[cfg(any(feature = "verify-ed25519", feature = "testing"))]
 pub(super) const WEBHOOK_ED25519: &str = "v1a,";
 
-/// The largest number of Ed25519 signatures that are tried, of all texts together: each hashes the whole body again. A
-/// sender whose key changes signs twice.
+/// The largest number of Ed25519 signatures that are tried, of all texts together: each hashes the
+/// whole body again. A sender whose key changes signs twice.
 #[cfg(feature = "verify-ed25519")]
 const MAX_SIGNATURES: usize = 8;

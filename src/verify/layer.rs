@@ -26,24 +26,24 @@ use super::verifier::Verifier;
 use crate::error::{BoxError, ConfigError, NOT_ZERO, check, valid};
 use crate::key::{LogIds, RequestRef, escaped};
 use crate::layer::{BODY_LIMIT, BODY_TIMEOUT, Collect, Verified};
-use crate::observe;
+use crate::observe::records;
 use crate::provider::Preset;
 
 type OwnCheck = dyn Fn(&Parts, &[u8], SystemTime) -> Result<(), Refusal> + Send + Sync;
 type FoundVerifier = Pin<Box<dyn Future<Output = Result<Option<Verifier>, BoxError>> + Send>>;
 type Select = dyn Fn(Parts) -> FoundVerifier + Send + Sync;
 
-/// The longest body, in bytes, in which the id of a refused request is looked for: whoever cannot sign must not
-/// make the server parse more. The search costs less than the signature of such a body.
+/// The longest body, in bytes, in which the id of a refused request is looked for: whoever cannot
+/// sign must not make the server parse more. The search costs less than the signature of such a
+/// body.
 const CLAIM_LIMIT: usize = 4 * 1024;
 
-/// What the log says of a request at which a closure panicked.
-const PANICKED: &str = "a closure of the verifying layer panicked";
-
-/// The longest look-up of a verifier: as long as a call of the store by default. Senders wait for 3 s and longer.
+/// The longest look-up of a verifier: as long as a call of the store by default. Senders wait for 3
+/// s and longer.
 const LOOK_UP_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The `Retry-After` of a look-up that failed, in seconds: that of a `DedupLayer` whose store is not available.
+/// The `Retry-After` of a look-up that failed, in seconds: that of a `DedupLayer` whose store is
+/// not available.
 const RETRY_LOOK_UP: HeaderValue = HeaderValue::from_static("30");
 
 /// Why a request is not verified.
@@ -65,8 +65,8 @@ impl From<Refusal> for Unverified {
 impl Unverified {
     /// A closure panicked: the fault is not the sender's, who delivers again.
     fn by_panic() -> Self {
-        let status = StatusCode::SERVICE_UNAVAILABLE;
-        Self { status, name: "panicked", reason: PANICKED.into() }
+        let reason = "a closure of the verifying layer panicked".into();
+        Self { status: StatusCode::SERVICE_UNAVAILABLE, name: "panicked", reason }
     }
 }
 
@@ -78,10 +78,11 @@ enum Check {
     Select(Box<Select>),
 }
 
-/// Passes only requests with a valid signature, unless it [only reports](Self::report_only), and inserts [`Verified`] into their extensions.
+/// Passes only requests with a valid signature, unless it [only reports](Self::report_only), and
+/// inserts [`Verified`] into their extensions.
 ///
-/// It belongs *outside* the [`DedupLayer`](crate::DedupLayer): first in a tuple, or in a `ServiceBuilder`. Then
-/// an unverified request uses up no id.
+/// It belongs *outside* the [`DedupLayer`](crate::DedupLayer): first in a tuple, or in a
+/// `ServiceBuilder`. Then an unverified request claims no id.
 ///
 /// ```
 /// # #[cfg(feature = "memory")] {
@@ -104,10 +105,11 @@ enum Check {
 /// It takes every request body whose data is [`Bytes`]. It wraps every service that takes
 /// [`Full<Bytes>`]: an axum route, a [`Dedup`](crate::Dedup), a hyper service.
 ///
-/// A request without the header of the signature, and any other that its head shows to be unverified, is refused
-/// before its body is read. A form of more than 1,000 fields is refused. So is an item of Adyen with a colon in a
-/// value, which could belong to the next one: the `pspReference` of a `REPORT_AVAILABLE`, and the `merchantReference`
-/// of any other item, may have colons.
+/// If the head alone shows that a request is not verified, as without the header of the signature,
+/// the request is refused before its body is read. A form of more than 1,000 fields is refused. So
+/// is an item of Adyen with a colon in a value, which could belong to the next value. Two values
+/// may have colons: the `pspReference` of a `REPORT_AVAILABLE`, and the `merchantReference` of any
+/// other item.
 ///
 /// | answer | when |
 /// |---|---|
@@ -118,7 +120,8 @@ enum Check {
 /// | 400 | the body ends in an error |
 ///
 /// A header whose value is the secret itself, such as GitLab's token, is marked
-/// [sensitive](http::HeaderValue::is_sensitive) in the request that passes, so that no layer inside stores or logs it.
+/// [sensitive](http::HeaderValue::is_sensitive) in the request that passes, so that no layer inside
+/// stores or logs it.
 ///
 /// # Clone
 ///
@@ -137,20 +140,18 @@ pub struct VerifyLayer {
 }
 
 impl VerifyLayer {
-    /// Makes a layer with the default limits of [`DedupLayer`](crate::DedupLayer) for the same preset:
-    /// 10 s, and 2 MiB or the [largest body](crate::guide::providers) of the preset's sender if that is
-    /// larger.
+    /// Makes a layer with the default limits of [`DedupLayer`](crate::DedupLayer) for the same
+    /// preset: 10 s, and 2 MiB or the [largest body](crate::guide::providers) of the preset's
+    /// sender if that is larger.
     pub fn new(verifier: Verifier) -> Self {
-        let preset = verifier.preset;
+        let largest = verifier.preset.and_then(|preset| preset.max_body).unwrap_or_default();
         let layer = Self::with(Check::Verifier(Box::new(verifier)));
-        let Some(preset) = preset else { return layer };
-        let body_limit = BODY_LIMIT.max(preset.max_body.unwrap_or_default());
-        Self { body_limit, ..layer }
+        Self { body_limit: BODY_LIMIT.max(largest), ..layer }
     }
 
-    /// Makes a layer for a sender whose scheme this crate does not have. The limits are 2 MiB and 10 s.
-    /// The closure takes the head of
-    /// the request, the whole raw body and the server's time. [`named`](Self::named) gives the sender a name.
+    /// Makes a layer for a sender that no [`Scheme`](super::Scheme) describes. The limits are 2 MiB
+    /// and 10 s. The closure takes the head, the whole raw body and the server's time.
+    /// [`named`](Self::named) names the sender.
     pub fn from_fn<F>(check: F) -> Self
     where
         F: Fn(&Parts, &[u8], SystemTime) -> Result<(), Refusal> + Send + Sync + 'static,
@@ -158,16 +159,18 @@ impl VerifyLayer {
         Self::with(Check::Own(Box::new(check)))
     }
 
-    /// Makes a layer that looks up the verifier of each request: for a secret for each tenant or endpoint.
+    /// Makes a layer that looks up the verifier of each request: for a secret for each tenant or
+    /// endpoint.
     ///
-    /// The closure takes the head of the request. `Ok(None)` means that nobody is known there: 401. An error, and a
-    /// look-up that takes more than 2 s, are 503, so that the sender delivers again. The look-up runs before the body
-    /// is read, for forged requests too, and each time: a cache is the closure's own. If the client hangs up, the
-    /// look-up is dropped at its `.await`.
+    /// The closure takes the head of the request. If it returns `Ok(None)`, because there is no
+    /// secret for the request, the answer is 401. An error, or a look-up that takes more than 2 s,
+    /// is answered 503, so that the sender delivers again. The look-up runs for each request, also
+    /// for forged ones, before the body is read: if you need a cache, put it into the closure. If
+    /// the client hangs up, the look-up is dropped at its `.await`.
     ///
-    /// The limits are 2 MiB and 10 s. Log records have the name of the found preset, unless the layer is
-    /// [`named`](Self::named). The path is raw: `/%61cme` is not `/acme`. [The guide](crate::guide::keys#tenants) has
-    /// the keys.
+    /// The limits are 2 MiB and 10 s. Log records have the name of the found preset, unless the
+    /// layer is [`named`](Self::named). The path is raw: `/%61cme` is not `/acme`. [The
+    /// guide](crate::guide::keys#tenants) has the keys.
     ///
     /// ```
     /// use std::collections::HashMap;
@@ -177,7 +180,8 @@ impl VerifyLayer {
     /// use tower_dedup::verify::VerifyLayer;
     ///
     /// // From a database in a real program.
-    /// let secrets = Arc::new(HashMap::from([("/stripe/acme", "whsec_1"), ("/stripe/globex", "whsec_2")]));
+    /// let secrets = HashMap::from([("/stripe/acme", "whsec_1"), ("/stripe/globex", "whsec_2")]);
+    /// let secrets = Arc::new(secrets);
     /// let verify = VerifyLayer::select(move |head| {
     ///     let secrets = Arc::clone(&secrets);
     ///     async move {
@@ -206,8 +210,8 @@ impl VerifyLayer {
         }
     }
 
-    /// Sets the name of the sender: `preset` in log records and metrics. The default is the preset's name; without a
-    /// preset, the log record has none, and metrics have `other`.
+    /// Sets the name of the sender: `preset` in log records and metrics. The default is the
+    /// preset's name; without a preset, the log record has none, and metrics have `other`.
     pub fn named(mut self, name: &str) -> Self {
         self.name = Some(name.into());
         self
@@ -216,25 +220,23 @@ impl VerifyLayer {
     /// Returns the name of the sender; `None` without a preset and without a [name](Self::named).
     #[must_use]
     pub fn sender(&self) -> Option<&str> {
-        match (&self.name, &*self.check) {
-            (Some(name), _) => Some(name),
-            (None, Check::Verifier(verifier)) => verifier.preset.as_ref().map(Preset::name),
-            (None, _) => None,
-        }
+        let Check::Verifier(verifier) = &*self.check else { return self.name.as_deref() };
+        self.name_of(Some(verifier))
     }
 
     /// Sets how log records name an id: see [`DedupLayer::log_ids`](crate::DedupLayer::log_ids).
     ///
-    /// The log record `not verified` has the id of a request that a preset's verifier has refused, as `claimed_id`.
-    /// **Nobody has verified this id.** The record does not have it if the head alone was refused and the id is in the
-    /// body, or if the id is in a body of more than 4 KiB. Of several events, the record names the first.
+    /// The log record `not verified` has the id of a request that a preset's verifier has refused,
+    /// as `claimed_id`. **Nobody has verified this id.** The record does not have it if the head
+    /// alone was refused and the id is in the body, or if the id is in a body of more than 4 KiB.
+    /// Of several events, the record names the first.
     pub fn log_ids(mut self, ids: LogIds) -> Self {
         self.log_ids = ids;
         self
     }
 
-    /// Sets the largest body, in bytes. A larger body is answered 413. The smaller of this limit and
-    /// the [limit](crate::DedupLayer::body_limit) of the `DedupLayer` applies: set both.
+    /// Sets the largest body, in bytes. A larger body is answered 413. The smaller of this limit
+    /// and the [limit](crate::DedupLayer::body_limit) of the `DedupLayer` applies: set both.
     pub fn body_limit(mut self, bytes: usize) -> Self {
         self.body_limit = bytes;
         self
@@ -246,22 +248,26 @@ impl VerifyLayer {
         self
     }
 
-    /// Lets a request that is not verified pass, without [`Verified`], after it was logged (`not verified`, with `reported`)
-    /// and counted: to switch verification on [in a running service](crate::guide::verification#in-a-running-service).
+    /// Lets a request that is not verified pass, without [`Verified`], after it was logged
+    /// (`not verified`, with `reported`) and counted. Use it to introduce verification [in a
+    /// running service](crate::guide::verification#in-a-running-service).
     ///
-    /// **The layer protects nothing then**: a forged request reaches the handler. With
-    /// [`require_verified`](crate::DedupLayer::require_verified), the deduplicating layer still refuses it, by 500. A body
-    /// that is too large, too slow or broken cannot be passed, and is refused in any case.
+    /// **The layer then protects nothing**: a forged request reaches the handler. With
+    /// [`require_verified`](crate::DedupLayer::require_verified), the deduplicating layer still
+    /// refuses it, by 500. A body that is too large, too slow or broken cannot be passed, and is
+    /// refused in any case.
     pub fn report_only(mut self) -> Self {
         self.reports_only = true;
         self
     }
 
-    /// Returns the layer if its settings are valid. A layer with an invalid setting panics when it wraps a service.
+    /// Returns the layer if its settings are valid. A layer with an invalid setting panics when it
+    /// wraps a service.
     ///
     /// # Errors
     ///
-    /// A [`body_limit`](Self::body_limit) of 0 bytes, or a [`body_timeout`](Self::body_timeout) of zero.
+    /// A [`body_limit`](Self::body_limit) of 0 bytes, or a [`body_timeout`](Self::body_timeout) of
+    /// zero.
     pub fn checked(self) -> Result<Self, ConfigError> {
         check(self.body_limit > 0, "body_limit", "at least 1 byte", &self.body_limit)?;
         check(!self.body_timeout.is_zero(), "body_timeout", NOT_ZERO, &self.body_timeout)?;
@@ -274,17 +280,14 @@ impl VerifyLayer {
         R::Error: Into<BoxError>,
     {
         let (mut head, body) = request.into_parts();
-        let found;
+        let mut found = None;
         let check = match &*self.check {
             Check::Verifier(verifier) => Ok(Ok(&**verifier)),
             Check::Own(check) => Ok(Err(check)),
-            Check::Select(look_up) => match self.look_up(look_up, &head).await {
-                Ok(verifier) => {
-                    found = verifier;
-                    Ok(Ok(&found))
-                }
-                Err(failed) => Err(failed),
-            },
+            Check::Select(look_up) => {
+                let verifier = self.look_up(look_up, &head).await;
+                verifier.map(|verifier| Ok(&*found.insert(verifier)))
+            }
         };
         let verifier = check.as_ref().ok().and_then(|check| check.ok());
         let read = verifier.map_or(Ok(()), |known| known.verify_head(&head, SystemTime::now()));
@@ -314,7 +317,7 @@ impl VerifyLayer {
         match verified {
             Ok(()) => {
                 head.extensions.insert(Verified);
-                observe::records::verified(self.name_of(verifier), "passed");
+                records::verified(self.name_of(verifier), "passed");
             }
             Err(failed) => {
                 let status = self.report(verifier, &head, &body, &failed, self.reports_only);
@@ -338,16 +341,15 @@ impl VerifyLayer {
             Ok(Ok(Ok(None))) => return Err(Refusal::Unknown.into()),
             Ok(Err(_)) => return Err(Unverified::by_panic()),
             Ok(Ok(Err(error))) => {
-                format!("the look-up failed: {}", escaped(&observe::records::chain(&*error))).into()
+                format!("the look-up failed: {}", escaped(&records::chain(&*error))).into()
             }
             Err(_) => "the look-up took too long".into(),
         };
-        let status = StatusCode::SERVICE_UNAVAILABLE;
-        Err(Unverified { status, name: "look_up_failed", reason })
+        Err(Unverified { status: StatusCode::SERVICE_UNAVAILABLE, name: "look_up_failed", reason })
     }
 
-    /// Logs and counts a request that is not verified, and returns its answer. `body` is what was read of it. `passes` says
-    /// that it goes on.
+    /// Logs and counts a request that is not verified, and returns its answer. `body` is what was
+    /// read of it. `passes` says that it goes on.
     fn report(
         &self,
         verifier: Option<&Verifier>,
@@ -358,12 +360,10 @@ impl VerifyLayer {
     ) -> StatusCode {
         let url = verifier.and_then(|verifier| verifier.signed_url(head));
         let preset = verifier.and_then(|verifier| verifier.preset);
-        observe::records::verified(
-            self.name_of(verifier),
-            if passes { "reported" } else { "refused" },
-        );
-        observe::records::not_verified(
-            self.name_of(verifier),
+        let name = self.name_of(verifier);
+        records::verified(name, if passes { "reported" } else { "refused" });
+        records::not_verified(
+            name,
             &escaped(head.uri.path()),
             url.as_deref().map(|url| escaped(url)).as_deref(),
             preset.as_ref().and_then(|sender| self.unverified_id(sender, head, body)).as_deref(),
@@ -408,8 +408,8 @@ impl fmt::Debug for VerifyLayer {
 
 /// The service of [`VerifyLayer`].
 ///
-/// It calls the inner service that it polled ready. If its future is dropped before the inner service
-/// is called, nothing has happened.
+/// It calls the inner service that it polled ready. If its future is dropped before the inner
+/// service is called, the request has had no effect.
 #[derive(Debug, Clone)]
 pub struct Verify<S> {
     inner: S,

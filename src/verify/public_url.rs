@@ -10,8 +10,8 @@ use crate::provider::scheme::Scheme;
 
 /// The public URL of a server, without the path.
 ///
-/// A server behind a proxy sees another scheme, host or port, and a client can forge headers such as
-/// `X-Forwarded-Host`. So the public URL is configured.
+/// A server behind a proxy sees another scheme, host or port, and a client can forge headers such
+/// as `X-Forwarded-Host`. So the public URL is configured.
 #[derive(Clone)]
 pub(super) struct PublicUrl(String);
 
@@ -49,12 +49,12 @@ pub(super) fn target(uri: &Uri) -> &str {
     uri.path_and_query().map_or("/", PathAndQuery::as_str)
 }
 
-/// Returns what may follow the public URL in the signed URL: the request's target and, if its path is `/`,
-/// the target without this slash; for HubSpot, each with a decoded query, too.
+/// Returns what may follow the public URL in the signed URL: the request's target and, if its path
+/// is `/`, the target without this slash; for HubSpot, each with a decoded query, too.
 ///
-/// The sender signs the URL that is configured there, and that of `/square` ends without a slash. Every path
-/// on the wire begins with one: that of `https://example.com`, and what a proxy or axum's `nest` leaves of
-/// `/square`.
+/// The sender signs the URL that is configured there, and that of `/square` ends without a slash.
+/// Every path on the wire begins with one: that of `https://example.com`, and what a proxy or
+/// axum's `nest` leaves of `/square`.
 pub(super) fn targets<'a>(uri: &'a Uri, scheme: &Scheme) -> Vec<Cow<'a, str>> {
     let mut targets = vec![Cow::from(target(uri))];
     if scheme.signs_url() {
@@ -67,8 +67,8 @@ pub(super) fn targets<'a>(uri: &'a Uri, scheme: &Scheme) -> Vec<Cow<'a, str>> {
     targets
 }
 
-/// Decodes the characters in the query that HubSpot's page lists, and leaves the others encoded. HubSpot's libraries
-/// decode none. A decoded `/` or `?` of the path would make it another path.
+/// Decodes the characters in the query that HubSpot's page lists, and leaves the others encoded.
+/// HubSpot's libraries decode none. A decoded `/` or `?` of the path would make it another path.
 fn with_decoded_query(target: &str) -> String {
     let (path, query) = target.split_at(target.find('?').unwrap_or(target.len()));
     let query = ":/?@!$'()*,;".chars().fold(query.to_owned(), |query, character| {

@@ -1,17 +1,19 @@
-//! [`Received`]: a request that a scheme verifies; the message authentication code that most schemes
-//! use.
+//! [`Received`]: a request that a scheme verifies; the message authentication code that most
+//! schemes use.
 
 use base64::Engine;
 use base64::alphabet::{STANDARD as PLAIN, URL_SAFE};
 use base64::engine::DecodePaddingMode;
 use base64::engine::general_purpose::{GeneralPurpose, GeneralPurposeConfig, STANDARD};
+use ctutils::CtEq;
 use hmac::{Hmac, KeyInit, Mac};
 use http::request::Parts;
-use sha2::Sha256;
+use sha1::Sha1;
+use sha2::{Sha256, Sha512};
 
 use super::error::Refusal;
 use super::public_url::PublicUrl;
-use crate::provider::scheme::Scheme;
+use crate::provider::scheme::{Proof, Scheme};
 
 /// A request, and what a scheme needs to verify it.
 pub(super) struct Received<'a> {
@@ -70,34 +72,40 @@ impl<'a> Received<'a> {
     }
 }
 
-pub(super) type HmacSha256 = Hmac<Sha256>;
-
-/// Returns the code of these parts; `None` never, because HMAC takes a key of any length.
-pub(super) fn mac<M: Mac + KeyInit>(key: &[u8], parts: &[&[u8]]) -> Option<M> {
-    let mut mac = <M as KeyInit>::new_from_slice(key).ok()?;
-    for part in parts {
-        mac.update(part);
+/// Returns the code of these parts by the HMAC of this proof; `None` never, because HMAC takes a
+/// key of any length.
+pub(super) fn code(proof: Proof, key: &[u8], parts: &[&[u8]]) -> Option<Vec<u8>> {
+    match proof {
+        Proof::HmacSha1 | Proof::Twilio => mac::<Hmac<Sha1>>(key, parts),
+        Proof::HmacSha512 => mac::<Hmac<Sha512>>(key, parts),
+        _ => mac::<Hmac<Sha256>>(key, parts),
     }
-    Some(mac)
 }
 
-/// Succeeds if any of the signatures is the code of the parts.
-pub(super) fn signed<M: Mac + KeyInit + Clone>(
+fn mac<M: Mac + KeyInit>(key: &[u8], parts: &[&[u8]]) -> Option<Vec<u8>> {
+    let mut mac = <M as KeyInit>::new_from_slice(key).ok()?;
+    parts.iter().for_each(|part| mac.update(part));
+    Some(mac.finalize().into_bytes().to_vec())
+}
+
+/// Succeeds if any of the signatures is the code of the parts. Each is compared in constant time.
+pub(super) fn signed(
+    proof: Proof,
     key: &[u8],
     parts: &[&[u8]],
     signatures: impl IntoIterator<Item = Vec<u8>>,
 ) -> Result<(), Refusal> {
-    let mac: M = mac(key, parts).ok_or(Refusal::Forged)?;
-    // Compares in constant time.
-    let matches = |signature: Vec<u8>| mac.clone().verify_slice(&signature).is_ok();
-    signatures.into_iter().any(matches).then_some(()).ok_or(Refusal::Forged)
+    let code = code(proof, key, parts).ok_or(Refusal::Forged)?;
+    let is_code = |signature: Vec<u8>| signature.ct_eq(&code).to_bool();
+    signatures.into_iter().any(is_code).then_some(()).ok_or(Refusal::Forged)
 }
 
 pub(super) fn hex(text: &str) -> Option<Vec<u8>> {
     base16ct::mixed::decode_vec(text).ok()
 }
 
-/// Decodes base64 as senders show their secrets: whole, so that one whose end was not copied is refused.
+/// Decodes base64 as senders show their secrets: whole, so that one whose end was not copied is
+/// refused.
 pub(super) fn base64(text: &str) -> Option<Vec<u8>> {
     STANDARD.decode(text).ok()
 }

@@ -6,18 +6,13 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use chrono::{DateTime, SecondsFormat};
-use hmac::{Hmac, KeyInit, Mac};
 use http::request::Parts;
 use http::{HeaderValue, Request};
 use serde_json::Value;
-use sha1::Sha1;
-use sha2::Sha512;
 
-#[cfg(not(all(feature = "verify-ecdsa", feature = "verify-ed25519")))]
-use super::error::VerifierError;
 use super::key::{Key, WEBHOOK_ED25519};
 use super::public_url::{PublicUrl, target};
-use super::received::{HmacSha256, Received, base64, hex, mac};
+use super::received::{Received, base64, code, hex};
 use super::verifier::unix;
 use super::{adyen, data, twilio};
 use crate::error::BoxError;
@@ -25,11 +20,11 @@ use crate::key;
 use crate::provider::scheme::{Part, Proof, Scheme};
 
 impl Scheme {
-    /// Signs a request as the sender does: sets the headers with time and signature. Adyen's signature
-    /// is in the body.
+    /// Signs a request as the sender does: sets the headers with time and signature. Adyen's
+    /// signature is in the body.
     ///
-    /// `public_url` is the one of [`verifier_at`](Self::verifier_at). Where a header is signed, the request must have
-    /// that header.
+    /// `public_url` is that of [`verifier_at`](Self::verifier_at). If a header is signed, the
+    /// request must have that header.
     ///
     /// # Errors
     ///
@@ -59,7 +54,7 @@ impl Scheme {
             Proof::Token => secret.to_owned(),
             Proof::Twilio => {
                 let parts = [of.public_url()?.as_str(), &twilio::text(&of)?].concat();
-                STANDARD.encode(self.code::<Hmac<Sha1>>(secret, parts.as_bytes())?)
+                STANDARD.encode(self.code(secret, parts.as_bytes())?)
             }
             _ => {
                 let texts = data::texts(&of)?;
@@ -101,9 +96,7 @@ impl Scheme {
             (Proof::P256, _) => (self.prefix, ecdsa(secret, text)?),
             (Proof::Ed25519, _) => (self.prefix, ed25519(hex(secret).as_deref(), text)?),
             (_, Some(private)) => (WEBHOOK_ED25519, ed25519(base64(private).as_deref(), text)?),
-            (Proof::HmacSha512, _) => (self.prefix, self.code::<Hmac<Sha512>>(secret, text)?),
-            (Proof::HmacSha1, _) => (self.prefix, self.code::<Hmac<Sha1>>(secret, text)?),
-            _ => (self.prefix, self.code::<HmacSha256>(secret, text)?),
+            _ => (self.prefix, self.code(secret, text)?),
         };
         let encode: fn(&[u8]) -> String =
             if self.is_base64 { |code| STANDARD.encode(code) } else { key::hex };
@@ -115,14 +108,14 @@ impl Scheme {
         let mut body: Value = serde_json::from_slice(bytes)?;
         let list = body["notificationItems"].as_array_mut().ok_or("no notificationItems")?;
         for (item, bytes) in list.iter_mut().zip(adyen::items_of(bytes)?) {
-            let code = self.code::<HmacSha256>(secret, adyen::text(head, &bytes)?.as_bytes())?;
+            let code = self.code(secret, adyen::text(head, &bytes)?.as_bytes())?;
             let signature = STANDARD.encode(code);
             item["NotificationRequestItem"]["additionalData"]["hmacSignature"] = signature.into();
         }
         Ok(serde_json::to_vec(&body)?.into())
     }
 
-    fn code<M: Mac + KeyInit>(&self, secret: &str, text: &[u8]) -> Result<Vec<u8>, BoxError> {
+    fn code(&self, secret: &str, text: &[u8]) -> Result<Vec<u8>, BoxError> {
         #[cfg_attr(
             not(any(feature = "verify-ecdsa", feature = "verify-ed25519")),
             expect(irrefutable_let_patterns, reason = "there is no other kind of key")
@@ -130,8 +123,7 @@ impl Scheme {
         let Key::Shared(key) = Key::new(self, secret)? else {
             return Err("a public key signs nothing".into());
         };
-        let mac: M = mac(&key, &[text]).ok_or("no key")?;
-        Ok(mac.finalize().into_bytes().to_vec())
+        Ok(code(self.proof, &key, &[text]).ok_or("no key")?)
     }
 }
 
@@ -147,7 +139,7 @@ fn ecdsa(private_key: &str, text: &[u8]) -> Result<Vec<u8>, BoxError> {
 
 #[cfg(not(feature = "verify-ecdsa"))]
 fn ecdsa(_: &str, _: &[u8]) -> Result<Vec<u8>, BoxError> {
-    Err(VerifierError::FeatureDisabled("verify-ecdsa").into())
+    Err(super::error::VerifierError::FeatureDisabled("verify-ecdsa").into())
 }
 
 /// Signs with a private key, which the public key may follow.
@@ -162,5 +154,5 @@ fn ed25519(private_key: Option<&[u8]>, text: &[u8]) -> Result<Vec<u8>, BoxError>
 
 #[cfg(not(feature = "verify-ed25519"))]
 fn ed25519(_: Option<&[u8]>, _: &[u8]) -> Result<Vec<u8>, BoxError> {
-    Err(VerifierError::FeatureDisabled("verify-ed25519").into())
+    Err(super::error::VerifierError::FeatureDisabled("verify-ed25519").into())
 }

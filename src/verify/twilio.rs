@@ -3,14 +3,13 @@
 use std::collections::BTreeSet;
 
 use bytes::Bytes;
-use hmac::Hmac;
 use http::Method;
-use sha1::Sha1;
 use sha2::{Digest, Sha256};
 
 use super::error::Refusal;
 use super::received::{Received, base64, hex, signed};
 use crate::key::RequestRef;
+use crate::provider::scheme::Proof;
 
 /// Twilio: HMAC-SHA1 over the whole URL and the sorted form fields, or over the URL alone without a
 /// form. If the body is no form, the URL contains its digest.
@@ -20,22 +19,19 @@ use crate::key::RequestRef;
 ///
 /// Twilio does not sign the method: see [`check_method`].
 pub(super) fn verify(key: &[u8], request: &Received<'_>) -> Result<(), Refusal> {
-    let signature = base64(signature(request)?);
+    let signature = base64(request.header(request.scheme.header)?);
     let text = text(request)?;
     check_method(request, &text)?;
     let by = |url: &String| {
-        signed::<Hmac<Sha1>>(key, &[url.as_bytes(), text.as_bytes()], signature.clone())
+        let parts = [url.as_bytes(), text.as_bytes()];
+        signed(Proof::Twilio, key, &parts, signature.clone())
     };
     let urls = request.public_url()?.with_and_without_port();
     urls.iter().map(by).find(Result::is_ok).unwrap_or(Err(Refusal::Forged))
 }
 
-pub(super) fn signature<'a>(request: &Received<'a>) -> Result<&'a str, Refusal> {
-    request.header("x-twilio-signature")
-}
-
-/// The largest number of fields that are sorted. A body of 2 MB may have a million, which take 90 ms before the
-/// signature is compared.
+/// The largest number of fields that are sorted. A body of 2 MB may have a million, which take 90
+/// ms before the signature is compared.
 const MAX_FIELDS: usize = 1_000;
 
 /// Returns what follows the public URL in the signed text.
@@ -73,11 +69,11 @@ pub(super) fn text(request: &Received<'_>) -> Result<String, Refusal> {
 
 /// Checks that Twilio has signed this text for the method of the request.
 ///
-/// The URL of a GET is also the text of a POST to the beginning of that URL, with the rest as fields.
-/// Twilio states the account in each request: as `AccountSid=AC…` in the query of a GET, and as
-/// `AccountSidAC…` in the text of a form. A GET needs the first, and no other request may have it. A
-/// text without fields must not have the second. The rule reads the signed text only, so it does not
-/// depend on where the text is cut, and no text of Twilio passes for both methods.
+/// The URL of a GET is also the text of a POST to the beginning of that URL, with the rest as
+/// fields. Twilio states the account in each request: as `AccountSid=AC…` in the query of a GET,
+/// and as `AccountSidAC…` in the text of a form. A GET needs the first, and no other request may
+/// have it. A text without fields must not have the second. The rule reads the signed text only, so
+/// it does not depend on where the text is cut, and no text of Twilio passes for both methods.
 fn check_method(request: &Received<'_>, text: &str) -> Result<(), Refusal> {
     const ACCOUNT: &str = "AccountSid";
     let has = |name| has_account_after(name, text);

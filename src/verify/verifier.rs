@@ -60,16 +60,15 @@ impl Verifier {
             return Err(VerifierError::InvalidScheme(rule));
         }
         let key = Key::new(&scheme, secret)?;
-        let url = match url {
-            Some(url) => Some(Arc::new(PublicUrl::parse(url)?)),
-            None if scheme.signs_url() => return Err(VerifierError::NoPublicUrl),
-            None => None,
-        };
+        if url.is_none() && scheme.signs_url() {
+            return Err(VerifierError::NoPublicUrl);
+        }
+        let url = url.map(PublicUrl::parse).transpose()?.map(Arc::new);
         let tolerance = Duration::from_secs(300);
         Ok(Self { preset: None, scheme, keys: [key].into(), url, tolerance })
     }
 
-    /// Accepts another secret too, while one secret replaces the other. One of them has to match.
+    /// Also accepts another secret, while one secret replaces the other. One of them has to match.
     ///
     /// # Errors
     ///
@@ -80,9 +79,9 @@ impl Verifier {
         Ok(self)
     }
 
-    /// Sets how far a signed time may differ from the server's time, before or after. The default is
-    /// five minutes; Twitch and Box recommend ten, and Paddle's libraries use five seconds. It has no effect
-    /// on a scheme that signs no time.
+    /// Sets how far a signed time may differ from the server's time, before or after. The default
+    /// is five minutes; Twitch and Box recommend ten, and Paddle's libraries use five seconds. It
+    /// has no effect on a scheme that signs no time.
     #[must_use]
     pub fn tolerance(mut self, tolerance: Duration) -> Self {
         self.tolerance = tolerance;
@@ -103,7 +102,8 @@ impl Verifier {
         self.decide(head, b"", now, verify_head)
     }
 
-    /// Succeeds if `verify` does, with one of the keys and one of the URLs that the sender may have signed.
+    /// Succeeds if `verify` does, with one of the keys and one of the URLs that the sender may have
+    /// signed.
     fn decide(
         &self,
         head: &Parts,
@@ -135,8 +135,8 @@ impl Verifier {
         }
     }
 
-    /// Returns the URL that the sender has to have signed, without its query, which may name persons; `None` if
-    /// it signs no URL.
+    /// Returns the URL that the sender has to have signed, without its query, which may name
+    /// persons; `None` if it signs no URL.
     pub(super) fn signed_url(&self, head: &Parts) -> Option<String> {
         let url = self.url.as_deref().filter(|_| self.scheme.signs_url())?;
         Some([url.as_str(), head.uri.path()].concat())
@@ -158,7 +158,7 @@ fn verify_head(key: &Key, request: &Received<'_>) -> Result<(), Refusal> {
     match (request.scheme.proof, key) {
         (Proof::Token, Key::Shared(token)) => data::verify_token(token, request),
         (Proof::Adyen, _) => Ok(()),
-        (Proof::Twilio, _) => twilio::signature(request).map(drop),
+        (Proof::Twilio, _) => request.header(request.scheme.header).map(drop),
         _ => data::read(request).map(drop),
     }
 }
@@ -176,8 +176,9 @@ impl Preset {
     ///
     /// # Errors
     ///
-    /// [`VerifierError::NoScheme`] if this crate knows no scheme of the sender. Otherwise if the secret is empty
-    /// or malformed, if the sender signs the public URL, or if the scheme needs a feature that is off.
+    /// [`VerifierError::NoScheme`] if this crate knows no scheme of the sender. Otherwise if the
+    /// secret is empty or malformed, if the sender signs the public URL, or if the scheme needs a
+    /// feature that is off.
     pub fn verifier(&self, secret: impl AsRef<str>) -> Result<Verifier, VerifierError> {
         let scheme = self.scheme.ok_or(VerifierError::NoScheme(self.name()))?;
         Ok(Verifier { preset: Some(*self), ..scheme.verifier(secret)? })
@@ -185,12 +186,13 @@ impl Preset {
 
     /// Makes a verifier for a sender that may sign the public URL of this server.
     ///
-    /// `public_url` is what stands before the path that the layer sees: `https://hooks.example.com`. It is
-    /// not the URL that is configured at the sender, `https://hooks.example.com/twilio`, unless a proxy or
-    /// axum's `nest` removes `/twilio`, so that the layer sees the path `/`. The port belongs to it, if the
-    /// sender's URL has one. Schemes that sign no URL do not use it.
+    /// `public_url` is the part of the URL before the path that the layer sees:
+    /// `https://hooks.example.com`. It is the whole URL that is configured at the sender,
+    /// `https://hooks.example.com/twilio`, only if a proxy or axum's `nest` removes `/twilio`, so
+    /// that the layer sees the path `/`. It includes the port, if the sender's URL has one. Schemes
+    /// that sign no URL do not use it.
     ///
-    /// A request that is refused has the URL that was expected in its log record `not verified`, as `url`.
+    /// If a request is refused, its log record `not verified` has the expected URL as `url`.
     ///
     /// # Errors
     ///
@@ -204,8 +206,8 @@ impl Preset {
         Ok(Verifier { preset: Some(*self), ..scheme.verifier_at(public_url, secret)? })
     }
 
-    /// Returns how the sender signs; `None` if this crate does not know it. SendGrid's verifier needs the feature
-    /// `verify-ecdsa`, and Discord's `verify-ed25519`.
+    /// Returns how the sender signs; `None` if this crate does not know it. SendGrid's verifier
+    /// needs the feature `verify-ecdsa`, and Discord's `verify-ed25519`.
     #[must_use]
     pub fn scheme(&self) -> Option<Scheme> {
         self.scheme
@@ -217,13 +219,14 @@ impl Scheme {
     ///
     /// # Errors
     ///
-    /// [`VerifierError::InvalidScheme`]; otherwise if the secret is empty or malformed, if the scheme signs the public
-    /// URL, or if it needs a feature that is off.
+    /// [`VerifierError::InvalidScheme`]; otherwise if the secret is empty or malformed, if the
+    /// scheme signs the public URL, or if it needs a feature that is off.
     pub fn verifier(&self, secret: impl AsRef<str>) -> Result<Verifier, VerifierError> {
         Verifier::new(*self, secret.as_ref(), None)
     }
 
-    /// Makes a verifier for a scheme that signs the public URL of this server: see [`Preset::verifier_at`].
+    /// Makes a verifier for a scheme that signs the public URL of this server: see
+    /// [`Preset::verifier_at`].
     ///
     /// # Errors
     ///

@@ -19,7 +19,6 @@ use tower_dedup::adapter::maintenance::{ForgetReply, ListFilter, MaintenanceAdap
 use tower_dedup::adapter::{PostgresAdapter, PostgresOptions, SqliteAdapter};
 use tower_dedup::{CommitError, DedupKey, DedupLayer, Delivery};
 
-use support::cluster::until_true;
 use support::postgres::{Schema, Server};
 use support::{FIRST, by_header, claim_all, dedup_key, on_claim, rows, sqlite_url, terms};
 
@@ -216,41 +215,6 @@ async fn guide_privileges_are_enough() {
     let effects: Vec<String> =
         sqlx::query_scalar("SELECT id FROM webhooks.effects").fetch_all(&mut admin).await.unwrap();
     assert_eq!(effects, ["work"]);
-}
-
-/// A handler that leaves its transaction idle for longer than its bound.
-#[tokio::test]
-async fn session_ended_by_the_server_is_503_and_nothing_is_committed() {
-    let schema = Schema::fresh();
-    let options = PgConnectOptions::from_str(&schema.url()).unwrap();
-    let pool = PgPoolOptions::new().max_connections(2).connect_with(options).await.unwrap();
-    sqlx::query("CREATE TABLE effects (work text)").execute(&pool).await.unwrap();
-    let handlers = pool.clone();
-    let handler = async move |event: Delivery, work: String| {
-        let mut tx = event.begin(&handlers).await?;
-        let insert = sqlx::query("INSERT INTO effects VALUES ($1)").bind(&work);
-        insert.execute(&mut *tx).await?;
-        if work == "idle" {
-            let session: i32 =
-                sqlx::query_scalar("SELECT pg_backend_pid()").fetch_one(&mut *tx).await?;
-            let ended = format!("SELECT count(*) = 0 FROM pg_stat_activity WHERE pid = {session}");
-            until_true(&mut *handlers.acquire().await?, &ended).await;
-        }
-        tx.commit().await
-    };
-    let bound = PostgresOptions::new().transaction_idle_timeout(Duration::from_millis(500));
-    let adapter = PostgresAdapter::with_options(pool.clone(), bound);
-    let layer = DedupLayer::transactional(by_header(), adapter);
-    let layer = layer.store_timeout(Duration::from_secs(20));
-    let app: Router = Router::new().route("/", post(handler)).layer(layer);
-    // More deliveries than connections: none is lost.
-    for (work, status) in [("idle", 503), ("idle", 503), ("idle", 503), ("quick", 200)] {
-        let request = Request::post("/").header("webhook-id", "a").body(Body::from(work)).unwrap();
-        assert_eq!(app.clone().oneshot(request).await.unwrap().status(), status);
-    }
-    let effects: Vec<String> =
-        sqlx::query_scalar("SELECT work FROM effects").fetch_all(&pool).await.unwrap();
-    assert_eq!(effects, ["quick"]);
 }
 
 /// `tests/drivers` runs them.

@@ -42,18 +42,21 @@ fn promtool(folder: &Path, arguments: &[&str]) {
 }
 
 #[test]
+#[ignore = "it needs promtool: scripts/check runs it"]
 fn promtool_accepts_alerts_and_configuration() {
     promtool(&folder(), &["check", "rules", "--lint=all", "--lint-fatal", "alerts.yml"]);
     promtool(&folder(), &["check", "config", "--lint=all", "--lint-fatal", "prometheus.yml"]);
 }
 
 #[test]
+#[ignore = "it needs promtool: scripts/check runs it"]
 fn alerts_fire_on_their_series_and_on_no_other() {
     promtool(&folder(), &["test", "rules", "alerts.test.yml"]);
 }
 
 /// It needs two weeks of series, so it runs beside the others.
 #[test]
+#[ignore = "it needs promtool: scripts/check runs it"]
 fn silence_of_a_sender_is_measured_by_its_own_past() {
     promtool(&folder(), &["test", "rules", "silence.test.yml"]);
 }
@@ -185,6 +188,7 @@ fn metrics_labels_and_values_are_documented_and_the_dashboard_shows_every_metric
 
 /// Without series every query of the dashboard has no result. One that Prometheus cannot parse is an error.
 #[test]
+#[ignore = "it needs promtool: scripts/check runs it"]
 fn promtool_accepts_the_queries_of_the_dashboard() {
     let checks = queries().into_iter().map(|expr| {
         let expr = expr.replace("$__rate_interval", "5m");

@@ -16,7 +16,7 @@ fn program_is_the_example_hello() {
 #[test]
 fn number_of_presets_is_right() {
     let all = tower_dedup::provider::ALL.len();
-    for words in [format!("| {all} presets |"), format!("{} more senders", all - 3)] {
+    for words in [format!(": {all} presets |"), format!("{} more senders", all - 3)] {
         assert!(README.contains(&words), "{words}");
     }
 }

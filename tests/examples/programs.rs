@@ -83,11 +83,6 @@ async fn receivers_with(args: &[&str], ledger: &str) {
 }
 
 #[tokio::test]
-async fn receivers_on_postgres_lease() {
-    receivers(&Schema::fresh().url(), "lease").await;
-}
-
-#[tokio::test]
 async fn receivers_on_postgres_transactional() {
     receivers(&Schema::fresh().url(), "transactional").await;
 }
@@ -196,10 +191,8 @@ async fn receiver_has_a_route_for_every_preset() {
             }
         }
         assert_eq!(answer(&receiver.post("/webhooks/standard").send().await.unwrap()).0, 404);
-        // Every route answers a challenge with its text. Other requests run.
         let challenge = r#"{"type": "url_verification", "challenge": "3eZbrw1a"}"#;
-        let request = receiver.post("/webhooks/standard-webhooks").header("webhook-id", "msg_1");
-        let echo = request.body(challenge).send().await.unwrap();
+        let echo = receiver.post("/webhooks/slack").body(challenge).send().await.unwrap();
         assert_eq!((echo.status().as_u16(), &*echo.text().await.unwrap()), (200, "3eZbrw1a"));
         receiver.stop().await;
     }

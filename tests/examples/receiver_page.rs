@@ -1,13 +1,10 @@
 //! The page and the metrics of the example `receiver`, over HTTP.
 
-use std::time::Duration;
-
 use serde_json::json;
 
 use crate::programs::{example, start};
 use crate::server::{Server, answer, duplicate, effect, eventually, first};
 use support::postgres::Schema;
-use support::sqlite_url;
 
 /// The rows of a section of the page: the texts of their cells.
 pub(super) fn rows(page: &str, section: &str) -> Vec<Vec<String>> {
@@ -119,23 +116,6 @@ async fn buttons_on_postgres_transactional() {
     buttons(&Schema::fresh().url(), "transactional").await;
 }
 
-/// In shadow every delivery reaches the handler, and the page shows the verdict.
-#[tokio::test]
-async fn verdicts_in_shadow_are_on_the_page() {
-    let args = ["--store", "memory:", "--mode", "shadow", "--compare-payload"];
-    let receiver = start("receiver", &args).await;
-    let page = receiver.press("once", "").await;
-    let once = id(&rows(&page, "Try it")[0]).to_owned();
-    assert_eq!(deliveries(&page)[0], "first | completed | 1 | 200");
-    let page = receiver.press("again", &once).await;
-    assert!(deliveries(&page)[0].starts_with("duplicate"));
-    assert_eq!(rows(&page, "Try it")[0][2], "200", "the handler's answer");
-    let page = receiver.press("other-payload", &once).await;
-    assert!(deliveries(&page)[0].starts_with("mismatch"));
-    assert_eq!(receiver.get("/effects").await, json!([effect(&once, 3)]));
-    receiver.stop().await;
-}
-
 /// With a secret, the buttons sign, and a forged delivery is refused before its id is looked at.
 #[tokio::test]
 async fn buttons_sign_for_a_receiver_that_verifies() {
@@ -162,56 +142,6 @@ async fn buttons_sign_for_a_receiver_that_verifies() {
     let page = receiver.press("again", &once).await;
     assert_eq!(rows(&page, "Try it")[0][2], "200 duplicate");
     assert_eq!(receiver.get("/effects").await, json!([effect(&once, 1)]));
-    receiver.stop().await;
-}
-
-/// While the store is away, an event gets 503 and does not run. The page still reads the store.
-#[tokio::test]
-async fn button_takes_the_store_away() {
-    let dir = tempfile::tempdir().unwrap();
-    let url = sqlite_url(dir.path());
-    for ledger in ["lease", "transactional"] {
-        let receiver = start("receiver", &["--store", &url, "--ledger", ledger]).await;
-        let before = receiver.get("/effects").await;
-        let page = receiver.press("store-away", "").await;
-        assert!(page.contains("The store is away for "), "{page}");
-        let page = receiver.press("once", "").await;
-        assert_eq!(rows(&page, "Try it")[0][2], "503 unavailable");
-        assert_eq!(receiver.get("/effects").await, before);
-        // It is killed: an orderly end would wait for the store.
-    }
-}
-
-/// The process ends in the middle of a handler and comes back. The event is in flight, lapses, and is taken over.
-#[cfg(unix)]
-#[tokio::test]
-async fn button_crashes_the_receiver_which_comes_back() {
-    let dir = tempfile::tempdir().unwrap();
-    let url = sqlite_url(dir.path());
-    let mut receiver = start("receiver", &["--store", &url, "--lease-seconds", "1"]).await;
-    let pressed = receiver.post("/try").form(&[("button", "crash")]).send().await.unwrap();
-    assert!(pressed.text().await.unwrap().contains("content=\"3; url=/\""));
-    let addresses = |said: String| {
-        let lines = said.lines().filter_map(|line| line.strip_prefix("listening on "));
-        lines.map(str::to_owned).collect::<Vec<_>>()
-    };
-    eventually(|| addresses(receiver.said()).len() == 2).await;
-    receiver.address = addresses(receiver.said()).remove(1);
-    let lapsed = tokio::time::timeout(Duration::from_secs(30), async {
-        loop {
-            let flights = rows(&receiver.page("").await, "In flight or lapsed");
-            if let [flight] = &flights[..]
-                && flight[1] == "lapsed"
-            {
-                return id(flight).to_owned();
-            }
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-    });
-    let crashed = lapsed.await.expect("the lease lapses");
-    let page = receiver.press("again", &crashed).await;
-    assert_eq!(deliveries(&page)[0], "first | completed | 2 (takeover) | 200");
-    assert_eq!(receiver.get("/effects").await, json!([effect(&crashed, 1)]));
     receiver.stop().await;
 }
 

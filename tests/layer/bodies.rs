@@ -207,7 +207,8 @@ async fn methods_that_are_not_deduplicated_pass_through() {
 async fn handshake_that_needs_only_a_2xx_is_answered_by_the_layer() {
     let (log, _collecting) = Log::of_this_thread();
     let (adapter, handler) = (memory(), Handler::default());
-    let layer = || DedupLayer::new(provider::GITHUB, Arc::clone(&adapter));
+    let github = || KeyExtractor::from(provider::GITHUB).content_identity();
+    let layer = || DedupLayer::new(github(), Arc::clone(&adapter));
     let ping = || {
         let head = Request::post("/").header("x-github-event", "ping");
         let head = head.header("x-github-delivery", "1");
@@ -229,8 +230,7 @@ async fn handshake_that_needs_only_a_2xx_is_answered_by_the_layer() {
     verified.extensions_mut().insert(Verified);
     assert_eq!(answer(strict(), verified).await, (200, handshake(), 0));
 
-    let own = || KeyExtractor::from(provider::GITHUB).bypass_when(|_| true);
-    let bypassed = DedupLayer::new(own(), Arc::clone(&adapter));
+    let bypassed = DedupLayer::new(github().bypass_when(|_| true), Arc::clone(&adapter));
     assert_eq!(answer(bypassed, ping()).await, (200, None, 1), "what is bypassed stays so");
     assert_eq!(answer(layer().handshakes_to_handler(), ping()).await, (200, None, 2));
     assert_eq!(answer(layer().mode(Mode::Shadow), ping()).await, (200, None, 3));

@@ -1,4 +1,4 @@
-//! One id with two payloads: compared, counted, and refused by choice; on every ledger and store.
+//! One id with two payloads: compared, counted, and refused by choice; under every ledger.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -84,11 +84,7 @@ async fn events_of_one_delivery_are_compared_one_by_one<S: Setup>(setup: S) {
 support::on_ledgers!(
     [
         lease_memory = OnMemory,
-        lease_sqlite = OnSqlite,
-        lease_postgres = OnPostgres,
         arrival_memory = ArrivedInMemory,
-        arrival_sqlite = ArrivedInSqlite,
-        arrival_postgres = ArrivedInPostgres,
         transactional_sqlite = InSqlite,
         transactional_postgres = InPostgres,
     ],
@@ -195,31 +191,6 @@ async fn key_without_a_stored_digest_is_not_compared() {
         .compare_payload(key::body_digest(), OnMismatch::Refuse)
         .layer(handler.service());
     assert_eq!(answered(&send(&compared, event("a", "two")).await), DUPLICATE);
-}
-
-/// Two events of one change have different bodies.
-#[tokio::test]
-async fn second_identity_is_not_compared() {
-    let handler = Handler::default();
-    let keys = by_header().alias("change", key::json("/object"));
-    let adapter = Arc::new(MemoryAdapter::new());
-    let service = DedupLayer::new(keys, Arc::clone(&adapter))
-        .compare_payload(key::body_digest(), OnMismatch::Refuse)
-        .layer(handler.service());
-    assert_eq!(answered(&send(&service, event("evt_1", r#"{"object":"in_1","n":1}"#)).await), RAN);
-    assert_eq!(
-        answered(&send(&service, event("evt_2", r#"{"object":"in_1","n":2}"#)).await),
-        DUPLICATE
-    );
-    assert_eq!(
-        answered(&send(&service, event("evt_2", r#"{"object":"in_1","n":3}"#)).await),
-        DUPLICATE
-    );
-    assert_eq!(
-        answered(&send(&service, event("evt_1", r#"{"object":"in_1","n":3}"#)).await),
-        REFUSED
-    );
-    assert_eq!(handler.runs(), 1);
 }
 
 /// If a store does not return stored data, no event of the delivery stays claimed, complete or acknowledged.
@@ -332,23 +303,27 @@ async fn run_dropped_while_it_reads_stored_data_leaves_nothing_behind() {
     assert_eq!(entry.unwrap().state, KeyState::Released);
 }
 
-/// If a sender counts attempts inside each event, its preset disables the comparison. That holds
+/// If a sender counts or marks attempts inside each event, its preset disables the comparison. That holds
 /// for an array of one item, too.
 #[tokio::test]
 async fn events_without_a_payload_of_their_own_are_not_compared() {
-    let handler = Handler::default();
-    let service = DedupLayer::new(provider::HUBSPOT, MemoryAdapter::new())
-        .compare_payload(key::body_digest(), OnMismatch::Refuse)
-        .layer(handler.service());
-    let batch = |attempt: u32| {
-        let body = format!(
-            r#"[{{"portalId":1,"appId":2,"subscriptionId":3,"eventId":4,"attemptNumber":{attempt}}}]"#
-        );
-        Request::post("/hook").body(Body::from(body)).unwrap()
-    };
-    assert_eq!(answered(&send(&service, batch(0)).await), RAN);
-    assert_eq!(answered(&send(&service, batch(1)).await), DUPLICATE);
-    assert_eq!(handler.runs(), 1);
+    const HUBSPOT: &str =
+        r#"[{"portalId":1,"appId":2,"subscriptionId":3,"eventId":4,"attemptNumber":0}]"#;
+    const LINE: &str =
+        r#"{"events":[{"webhookEventId":"1","deliveryContext":{"isRedelivery":false}}]}"#;
+    for (preset, first, again) in [
+        (provider::HUBSPOT, HUBSPOT, HUBSPOT.replace(":0", ":1")),
+        (provider::LINE, LINE, LINE.replace("false", "true")),
+    ] {
+        let handler = Handler::default();
+        let service = DedupLayer::new(preset, MemoryAdapter::new())
+            .compare_payload(key::body_digest(), OnMismatch::Refuse)
+            .layer(handler.service());
+        let post = |body: &str| Request::post("/hook").body(Body::from(body.to_owned())).unwrap();
+        assert_eq!(answered(&send(&service, post(first)).await), RAN, "{preset:?}");
+        assert_eq!(answered(&send(&service, post(&again)).await), DUPLICATE, "{preset:?}");
+        assert_eq!(handler.runs(), 1, "{preset:?}");
+    }
 }
 
 /// A mismatch that is only reported is answered like any duplicate, with the stored response.

@@ -15,7 +15,7 @@ use tower_dedup::ledger::Ledger;
 use tower_dedup::testing::{Fault, StoreCall};
 use tower_dedup::{Deduplicator, Delivery, RunError, RunOutcome, StoreError, StoreErrorKind};
 
-use crate::hooked::{BEFORE, Hooked};
+use crate::hooked::{BEFORE, Hooked, NO_STORED_DATA};
 use crate::metrics::work;
 use support::log::Log;
 use support::{FaultyStore, dedup_key, faulty_memory as store, polled, until};
@@ -264,7 +264,7 @@ async fn store_of_keys_only_compares_no_payload() {
         assert_eq!(terms.fetch(), Fetch::Nothing);
         ready(Ok(()))
     });
-    store.is_bare = true;
+    store.lacks = Some(NO_STORED_DATA);
     let worker = Deduplicator::new(store);
     let run = async |event: Event| worker.run(event, async |_| Ok::<_, Infallible>(())).await;
     assert!(matches!(run(Event::new(dedup_key("a"))).await, Ok(RunOutcome::First(()))));

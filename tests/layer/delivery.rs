@@ -198,34 +198,6 @@ async fn client_that_disconnects_does_not_stop_its_handler() {
     assert_eq!(handler.runs(), 1);
 }
 
-/// The response future is dropped after any number of polls: nothing leaks, and the event runs
-/// once.
-#[tokio::test]
-async fn response_future_dropped_at_any_poll_leaks_nothing() {
-    let dir = tempfile::tempdir().unwrap();
-    let url = sqlite_url(dir.path());
-    let (adapter, handler) = (SqliteAdapter::connect(&url).await.unwrap(), Handler::default());
-    let layer = DedupLayer::new(by_header(), adapter);
-    let (handle, service) = (layer.handle(), layer.layer(handler.service()));
-    for polls in 0..40 {
-        let id = format!("dropped-{polls}");
-        let mut future = Box::pin(service.clone().oneshot(request(&id)));
-        for _ in 0..polls {
-            if futures_util::poll!(future.as_mut()).is_ready() {
-                break;
-            }
-            tokio::task::yield_now().await;
-        }
-        drop(future);
-        handle.drain().await;
-        let retry = send(&service, request(&id)).await;
-        assert_eq!(retry.status(), StatusCode::OK);
-        assert_eq!((handle.running(), handle.waiting()), (0, 0));
-    }
-    // Each event ran once: in the dropped delivery or in its retry.
-    assert_eq!(handler.runs(), 40);
-}
-
 /// More deliveries than `max_running`: the rest gets 503, whether or not the clients of the first are still there.
 #[tokio::test]
 async fn max_running_holds_even_if_clients_disconnect() {
@@ -249,30 +221,6 @@ async fn max_running_holds_even_if_clients_disconnect() {
     assert_eq!(handle.running(), 0);
     // A delivery that was refused was not recorded: it runs now.
     assert_eq!(result(&send(&service, request("e")).await), None);
-}
-
-#[tokio::test]
-async fn max_waiting_bounds_the_deliveries_that_wait() {
-    let handler = Handler::default();
-    handler.hold();
-    let layer = DedupLayer::new(by_header(), memory())
-        .max_waiting(2)
-        .on_in_flight(OnInFlight::Wait(Duration::from_secs(10)));
-    let (handle, service) = (layer.handle(), layer.layer(handler.service()));
-    let start = || spawn_send(&service, request("a"));
-    let first = start();
-    handler.running(1).await;
-    let waiting = [start(), start()];
-    until(|| handle.waiting() == 2).await;
-    // The waiting deliveries have returned their permits.
-    assert_eq!(handle.running(), 1);
-    let third = send(&service, request("a")).await;
-    assert_eq!(answered(&third), (503, Some("in-flight")));
-    handler.release();
-    assert_eq!(first.await.unwrap(), 200);
-    for waiting in waiting {
-        assert_eq!(waiting.await.unwrap(), 200);
-    }
 }
 
 /// A runtime that shuts down drops the task: the client gets 503, and nothing panics. The runtime runs
@@ -315,24 +263,6 @@ async fn on_arrival_event_runs_at_most_once() {
     assert_eq!(result(&send(&service, request("a")).await), Some("duplicate"));
     handler.release();
     assert_eq!(first.await.unwrap(), 200);
-}
-
-/// Two layers of different ledgers on one store: an event that runs in one is in flight for the
-/// other.
-#[tokio::test]
-async fn ledgers_can_be_mixed_on_one_store() {
-    let (adapter, handler) = (memory(), Handler::default());
-    handler.hold();
-    let lease = DedupLayer::new(by_header(), Arc::clone(&adapter)).layer(handler.service());
-    let arrival = DedupLayer::on_arrival(by_header(), Arc::clone(&adapter))
-        .on_in_flight(OnInFlight::Reject)
-        .layer(handler.service());
-    let first = tokio::spawn(async move { send(&lease, request("a")).await.status() });
-    handler.running(1).await;
-    assert_eq!(result(&send(&arrival, request("a")).await), Some("in-flight"));
-    handler.release();
-    assert_eq!(first.await.unwrap(), 200);
-    assert_eq!(result(&send(&arrival, request("a")).await), Some("duplicate"));
 }
 
 /// A renewal after the completion finds no lease. No other delivery has it.

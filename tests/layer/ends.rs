@@ -1,4 +1,4 @@
-//! `DeliveryEnd`: what a response says of the delivery's events to a layer outside.
+//! `DeliveryEnd`: what a response says of the delivery's events to a layer outside that asks.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -9,7 +9,9 @@ use tower::Layer;
 use tower_dedup::adapter::SqliteAdapter;
 use tower_dedup::ledger::Ledger;
 use tower_dedup::testing::{Fault, StoreCall};
-use tower_dedup::{DedupLayer, DeliveryEnd, Mode, OnInFlight, OnMismatch, OnUnavailable, key};
+use tower_dedup::{
+    DedupLayer, DeliveryEnd, Mode, OnInFlight, OnMismatch, OnUnavailable, ReportEnd, key,
+};
 
 use support::words::by_word;
 use support::{
@@ -25,7 +27,8 @@ async fn end_of<L: Ledger>(
 ) -> Option<DeliveryEnd> {
     let service = layer.layer(handler.service());
     let mut end = None;
-    for request in requests {
+    for mut request in requests {
+        request.extensions_mut().insert(ReportEnd);
         end = send(&service, request).await.extensions().get().copied();
     }
     end
@@ -142,6 +145,7 @@ async fn end_of_an_inner_layer_does_not_reach_the_outer_one() {
         let mut copy = Request::new(Body::default());
         *copy.method_mut() = Method::POST;
         *copy.headers_mut() = request.headers().clone();
+        copy.extensions_mut().insert(ReportEnd);
         copy
     };
     let end = send(&outer(lease().mode(Mode::Shadow)), sent()).await.extensions().get().copied();
@@ -149,4 +153,14 @@ async fn end_of_an_inner_layer_does_not_reach_the_outer_one() {
     let get = outer(lease().methods([Method::GET]));
     let end = send(&get, sent()).await.extensions().get::<DeliveryEnd>().copied();
     assert_eq!(end, None, "the outer layer has decided nothing");
+}
+
+#[tokio::test]
+async fn handlers_response_has_an_end_only_if_the_request_asks() {
+    let service = lease().layer(Handler::default().service());
+    let mut ends = Vec::new();
+    for _ in ["first", "duplicate"] {
+        ends.push(send(&service, request("a")).await.extensions().get().copied());
+    }
+    assert_eq!(ends, [None, Some(DeliveryEnd::Complete)]);
 }

@@ -16,6 +16,9 @@ type Hook = Box<dyn Fn(&DedupKey, &CallTerms) -> BoxFuture<'static, Done> + Send
 pub(crate) const BEFORE: bool = false;
 pub(crate) const AFTER: bool = true;
 
+/// For a store of keys only.
+pub(crate) const NO_STORED_DATA: fn(&mut Abilities) = |it| it.stored_data = false;
+
 #[derive(Default)]
 pub(crate) struct Hooked {
     pub(crate) store: MemoryAdapter,
@@ -23,8 +26,8 @@ pub(crate) struct Hooked {
     hooks: Vec<(StoreCall, bool, Hook)>,
     /// An open transaction holds each row.
     pub(crate) is_held: bool,
-    /// It stores keys only.
-    pub(crate) is_bare: bool,
+    /// Takes abilities away.
+    pub(crate) lacks: Option<fn(&mut Abilities)>,
 }
 
 impl Hooked {
@@ -68,7 +71,9 @@ impl Hooked {
 impl DedupAdapter for Hooked {
     fn abilities(&self) -> Abilities {
         let mut abilities = self.store.abilities();
-        abilities.stored_data &= !self.is_bare;
+        if let Some(lacks) = self.lacks {
+            lacks(&mut abilities);
+        }
         abilities
     }
 

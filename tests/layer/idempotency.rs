@@ -15,14 +15,15 @@ use http_body_util::{BodyExt, Full, StreamBody};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 use tower::{Layer, Service, ServiceExt};
-use tower_dedup::adapter::contract::{Abilities, CallTerms, ClaimReply, DedupAdapter, StoreFuture};
+use tower_dedup::adapter::contract::{Abilities, DedupAdapter};
 use tower_dedup::adapter::{MemoryAdapter, SqliteAdapter};
 use tower_dedup::key::{self, KeyPart};
 use tower_dedup::testing::{Fault, StoreCall};
 use tower_dedup::{
-    BoxError, DedupAnswer, DedupKey, DedupLayer, OnMismatch, OnMissingKey, ResponseBody, provider,
+    BoxError, DedupAnswer, DedupLayer, OnMismatch, OnMissingKey, ResponseBody, provider,
 };
 
+use crate::hooked::{Hooked, NO_STORED_DATA};
 use crate::replay::numbered;
 use support::{Body, Handler, faulty, send, sqlite_url};
 
@@ -478,30 +479,20 @@ async fn settings_without_meaning_are_refused() {
         assert!(layer.clone().problem_docs(url).checked().is_ok(), "{url}");
     }
 
-    /// A store of keys only.
-    struct Bare(Abilities);
-    impl DedupAdapter for Bare {
-        fn abilities(&self) -> Abilities {
-            self.0
-        }
-        fn claim<'a>(&'a self, _: &'a DedupKey, _: &'a CallTerms) -> StoreFuture<'a, ClaimReply> {
-            unreachable!()
-        }
-        fn release<'a>(&'a self, _: &'a DedupKey, _: &'a CallTerms) -> StoreFuture<'a, ()> {
-            unreachable!()
-        }
-    }
     const NO_DATA: &str = "the adapter does not support stored data";
-    let (mut leases, mut stored_data) = (Abilities::default(), Abilities::default());
-    (leases.leases, stored_data.stored_data) = (true, true);
-    for (abilities, rule) in
-        [(leases, NO_DATA), (stored_data, "the adapter does not support leases")]
+    let without = |lacks: fn(&mut Abilities)| {
+        let mut store = Hooked::default();
+        store.lacks = Some(lacks);
+        Arc::new(store)
+    };
+    let no_leases: fn(&mut Abilities) = |it| it.leases = false;
+    for (lacks, rule) in
+        [(NO_STORED_DATA, NO_DATA), (no_leases, "the adapter does not support leases")]
     {
-        let layer = DedupLayer::idempotency_key(principal(), Bare(abilities));
+        let layer = DedupLayer::idempotency_key(principal(), without(lacks));
         assert_eq!(layer.checked().unwrap_err().to_string(), rule);
     }
-    let on_arrival =
-        DedupLayer::on_arrival(provider::STANDARD_WEBHOOKS, Bare(Abilities::default()));
+    let on_arrival = DedupLayer::on_arrival(provider::STANDARD_WEBHOOKS, without(NO_STORED_DATA));
     let refused = on_arrival.compare_payload(key::body_digest(), OnMismatch::Refuse);
     assert_eq!(refused.checked().unwrap_err().to_string(), NO_DATA);
 }

@@ -14,7 +14,7 @@ use tower_dedup::key::{self, Event, Extracted};
 use tower_dedup::testing::StoreCall;
 use tower_dedup::{DedupKey, DedupLayer, Delivery, KeyExtractor, OnInFlight};
 
-use crate::hooked::{BEFORE, Hooked};
+use crate::hooked::{BEFORE, Hooked, NO_STORED_DATA};
 use crate::lists::words;
 use support::ledgers::Setup;
 use support::words::by_word;
@@ -44,7 +44,7 @@ async fn store_of_keys_only_is_asked_for_no_data() {
         };
         let store = Hooked::default().on(BEFORE, StoreCall::Claim, check);
         let mut store = store.on(BEFORE, StoreCall::Complete, check);
-        store.is_bare = is_bare;
+        store.lacks = is_bare.then_some(NO_STORED_DATA);
         let store = Arc::new(store);
         let deliver = async |key: KeyExtractor, id| {
             let service = DedupLayer::new(key, Arc::clone(&store));

@@ -17,7 +17,8 @@ use tower_dedup::{
     RunError, RunOutcome,
 };
 
-use crate::observe::{checked, measured, observed, value};
+use crate::observe::checked;
+use crate::observed::{measured, observed, value};
 use support::words::by_word;
 use support::{
     Body, Handler, by_header, dedup_key, faulty_memory as store, request, request_to, send,

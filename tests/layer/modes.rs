@@ -16,7 +16,7 @@ use tower_dedup::{
     OnUnavailable, Replay, Verdict, Verified, key,
 };
 
-use crate::observe::{measured, observed};
+use crate::observed::{measured, observed};
 use support::log::Log;
 use support::words::by_word;
 use support::{

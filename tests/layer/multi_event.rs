@@ -1,4 +1,4 @@
-//! Multi-event deliveries on every adapter and under every ledger. New events run, and are completed or
+//! Multi-event deliveries under every ledger. New events run, and are completed or
 //! released together. If another claim holds an event, the answer is 503. The body of a delivery tells the handler
 //! its work.
 
@@ -16,9 +16,9 @@ use tower::util::BoxCloneSyncService;
 use tower::{Layer, ServiceExt};
 use tower_dedup::adapter::contract::{CallTerms, DedupAdapter, Token};
 use tower_dedup::adapter::maintenance::{KeyState, MaintenanceAdapter};
-use tower_dedup::{DedupKey, Delivery, OnInFlight, ResponseBody};
+use tower_dedup::{Delivery, OnInFlight, ResponseBody};
 
-use support::ledgers::{ArrivedIn, In, OnMemory, OnPostgres, OnSqlite, Place, Setup, Shared};
+use support::ledgers::{ArrivedIn, In, OnMemory, OnPostgres, Place, Setup, Shared};
 use support::words::{Sql, by_word, insert, words};
 use support::{Body, claim_all, dedup_key, result, rows, terms};
 
@@ -29,19 +29,14 @@ support::on_ledgers!(
     [
         memory_lease = OnMemory,
         memory_arrival = ArrivedInMemory,
-        sqlite_lease = OnSqlite,
-        sqlite_arrival = ArrivedInSqlite,
         sqlite_transactional = InSqlite,
         postgres_lease = OnPostgres,
-        postgres_arrival = ArrivedInPostgres,
         postgres_transactional = InPostgres,
     ],
-    new_events_run_and_no_others,
     handler_that_fails_half_way_releases_the_whole_delivery,
     list_whose_process_died_runs_whole_as_a_takeover,
     event_in_flight_under_another_claim_is_503_after_the_new_ones,
     overlapping_deliveries_race_and_every_event_takes_effect_once,
-    second_identity_of_any_event_makes_it_a_duplicate,
     maximum_of_events_runs_and_one_more_is_400,
 );
 
@@ -64,9 +59,8 @@ async fn read(request: Request<Body>, runs: &Runs) -> (Delivery, Vec<(String, St
     runs.lock().unwrap().push(delivery.clone());
     let (mut known, mut new) = (HashSet::new(), Vec::new());
     for (name, way) in words(std::str::from_utf8(&body).unwrap()) {
-        let id = name.split('=').next().unwrap();
-        if delivery.needs_run(&dedup_key(id)) && known.insert(id.to_owned()) {
-            new.push((id.to_owned(), way.to_owned()));
+        if delivery.needs_run(&dedup_key(name)) && known.insert(name.to_owned()) {
+            new.push((name.to_owned(), way.to_owned()));
         }
     }
     (delivery, new)
@@ -143,7 +137,6 @@ trait Receives: Setup + 'static {
 }
 
 impl Receives for OnMemory {}
-impl Receives for OnSqlite {}
 impl Receives for OnPostgres {}
 
 impl<P: Place + 'static> Receives for ArrivedIn<P> {
@@ -258,24 +251,6 @@ impl Fixture {
     }
 }
 
-async fn new_events_run_and_no_others<S: Receives>(setup: S) {
-    let fixture = setup.receiver().await;
-    assert_eq!(fixture.send("a b c").await, own(200));
-    assert_eq!(fixture.news(), ["a", "b", "c"]);
-    assert_eq!(fixture.send("c d b d e").await, own(200));
-    assert_eq!(fixture.news(), ["d", "e"]);
-    let delivery = fixture.last();
-    assert!(delivery.needs_run(&dedup_key("d")) && !delivery.needs_run(&dedup_key("c")));
-    assert_eq!(delivery.key(), &dedup_key("d"));
-    assert_eq!(fixture.send("e a").await, layers(200, "duplicate"));
-    assert_eq!(fixture.send("  ").await, layers(400, "invalid-key"));
-    assert_eq!((fixture.effects().await, fixture.runs()), (ids("a b c d e"), 2));
-    // Many events, which the adapter looks up in another way.
-    let many: Vec<String> = (0..40).map(|n| format!("n{n:02}")).collect();
-    assert_eq!(fixture.send(&format!("e {}", many.join(" "))).await, own(200));
-    assert_eq!(fixture.news(), many);
-}
-
 /// The handler goes on after the poison event and fails at its end, or it ends there: by its status, its error, its
 /// panic, a drop, or an aborted transaction.
 async fn handler_that_fails_half_way_releases_the_whole_delivery<S: Receives>(setup: S) {
@@ -379,50 +354,6 @@ async fn overlapping_deliveries_race_and_every_event_takes_effect_once<S: Receiv
         all.retain(|id| id.starts_with(&prefix));
         assert_eq!(all, sent);
     }
-}
-
-async fn second_identity_of_any_event_makes_it_a_duplicate<S: Receives>(setup: S) {
-    let fixture = setup.receiver().await;
-    if S::ON_ARRIVAL {
-        assert_eq!(fixture.send("a=x b").await, layers(503, "unavailable"));
-        assert_eq!((rows(&fixture.store).await, fixture.runs()), (0, 0));
-        return;
-    }
-    // The second of two events has the same second identity as the first one.
-    assert_eq!(fixture.send("a=x b=x c=y").await, own(200));
-    assert_eq!(fixture.news(), ["a", "c"]);
-    assert_eq!(fixture.send("d=x e=y").await, layers(200, "duplicate"));
-    assert_eq!(fixture.state("d").await, None, "the twin's own id was not touched");
-    assert_eq!(fixture.send("f=z").await, own(200));
-    assert_eq!(fixture.news(), ["f"]);
-    // Another claim holds the second identity of one event. The other events run now, and that
-    // event runs after the release.
-    let (second, other) = (DedupKey::new("test.second", "w").unwrap(), terms());
-    fixture.store.claim(&second, &other).await.unwrap();
-    assert_eq!(fixture.send("g=w h=v").await, layers(503, "in-flight"));
-    assert_eq!(fixture.news(), ["h"]);
-    fixture.store.release(&second, &other).await.unwrap();
-    // The layer may release its own claim in the background. Until then the event is in flight.
-    let handled = async {
-        loop {
-            let answer = fixture.send("g=w h=v").await;
-            if answer != layers(503, "in-flight") {
-                return answer;
-            }
-            tokio::time::sleep(Duration::from_millis(2)).await;
-        }
-    };
-    let answer = tokio::time::timeout(LATE, handled).await.expect("the claim is released");
-    assert_eq!(answer, own(200));
-    assert_eq!(fixture.news(), ["g"]);
-    assert_eq!(fixture.effects().await, ids("a c f g h"));
-    // The events of a delivery that fails are free under both identities.
-    assert_eq!(fixture.send("i=s p=t:fail").await, own(500));
-    for (free, twin) in [("j=s", "i=s"), ("q=t", "p=t")] {
-        assert_eq!(fixture.send(free).await, own(200));
-        assert_eq!(fixture.send(twin).await, layers(200, "duplicate"));
-    }
-    assert_eq!(fixture.effects().await, ids("a c f g h j q"));
 }
 
 async fn maximum_of_events_runs_and_one_more_is_400<S: Receives>(setup: S) {

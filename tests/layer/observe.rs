@@ -6,12 +6,10 @@ use std::time::Duration;
 
 use axum::body::Body as AxumBody;
 use http_body_util::Full;
-use metrics::Unit;
-use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
+use metrics_util::debugging::Snapshotter;
 use tower::{Layer, ServiceExt};
 use tower_dedup::adapter::MemoryAdapter;
 use tower_dedup::adapter::contract::{CallTerms, DedupAdapter, Token};
-use tower_dedup::adapter::maintenance::MaintenanceAdapter;
 use tower_dedup::ledger::Ledger;
 use tower_dedup::testing::{Fault, StoreCall};
 use tower_dedup::verify::{Refusal, VerifyLayer};
@@ -20,58 +18,11 @@ use tower_dedup::{
     OnUnavailable, Replay, Verified, key, provider,
 };
 
+use crate::observed::{Sums, measured, observed, value};
 use support::log::Log;
 use support::{
-    FIRST, Handler, by_header, dedup_key, faulty_memory as store, on_claim, request, request_to,
-    send, terms,
+    Handler, by_header, dedup_key, faulty_memory as store, request, request_to, send, terms,
 };
-
-/// Runs on one thread whose clock advances by itself, with a log and metrics of its own. Every metric has to be
-/// described.
-pub(crate) fn observed(run: impl AsyncFnOnce(Log, Snapshotter)) {
-    use tracing_subscriber::layer::SubscriberExt;
-    let (log, recorder) = (Log::default(), DebuggingRecorder::new());
-    let snapshotter = recorder.snapshotter();
-    let mut runtime = tokio::runtime::Builder::new_current_thread();
-    let runtime = runtime.enable_all().start_paused(true).build().unwrap();
-    let subscriber = tracing_subscriber::registry().with(log.clone());
-    tracing::subscriber::with_default(subscriber, || {
-        metrics::with_local_recorder(&recorder, || {
-            tower_dedup::observe::describe_metrics();
-            runtime.block_on(run(log, snapshotter));
-        });
-    });
-    for (key, unit, text, _) in recorder.snapshotter().snapshot().into_vec() {
-        assert!(unit.is_some() && text.is_some(), "not described: {key:?}");
-        assert_eq!(unit == Some(Unit::Seconds), key.key().name().ends_with("_seconds"), "{key:?}");
-    }
-}
-
-/// The sum of every counter and gauge, and the count of every histogram, by name and labels.
-pub(crate) type Sums = BTreeMap<(String, Vec<String>), f64>;
-
-pub(crate) fn measured(snapshotter: &Snapshotter) -> Sums {
-    let mut sums = BTreeMap::new();
-    for (key, _, _, value) in snapshotter.snapshot().into_vec() {
-        let key = key.key();
-        let labels = key.labels().map(|label| label.value().to_owned()).collect();
-        let value = match value {
-            #[expect(clippy::cast_precision_loss, reason = "small numbers")]
-            DebugValue::Counter(count) => count as f64,
-            DebugValue::Gauge(gauge) => gauge.into_inner(),
-            #[expect(clippy::cast_precision_loss, reason = "small numbers")]
-            DebugValue::Histogram(samples) => samples.len() as f64,
-        };
-        sums.insert((key.name().to_owned(), labels), value);
-    }
-    sums
-}
-
-/// Returns one value, or zero for a metric without one.
-pub(crate) fn value(sums: &Sums, name: &str, labels: &[&str]) -> f64 {
-    let labels = labels.iter().map(|&label| label.to_owned()).collect();
-    sums.get(&(name.to_owned(), labels)).copied().unwrap_or_default()
-}
 
 pub(crate) type Watch = (Log, Snapshotter);
 
@@ -657,65 +608,4 @@ fn text_of_a_request_makes_no_further_line_of_a_record_and_reorders_none() {
         assert_eq!(record["by_namespace"], format!("test.body:{shown}"));
         assert_eq!(log.last("delivery")["namespace"], format!("test:{shown}"));
     });
-}
-
-const NEARLY_FULL: &str = "nearly full: the memory store has reached four fifths of its capacity";
-
-async fn record(adapter: &MemoryAdapter, ids: std::ops::Range<usize>) {
-    for id in ids {
-        let keys = dedup_key(&id.to_string());
-        let day = CallTerms::on_claim(Token::random(), Duration::from_secs(86_400));
-        assert_eq!(adapter.claim(&keys, &on_claim(&day)).await.unwrap(), FIRST);
-    }
-}
-
-#[test]
-fn a_memory_store_that_is_four_fifths_full_is_logged_once_an_hour() {
-    observed(async |log, _| {
-        let adapter = MemoryAdapter::with_capacity(10);
-        record(&adapter, 0..8).await;
-        assert_eq!(log.all(NEARLY_FULL).len(), 0);
-        record(&adapter, 8..10).await;
-        assert_eq!(log.all(NEARLY_FULL).len(), 1);
-        // A forgotten key leaves a row, which the next new keys replace.
-        let forget = async |ids: std::ops::Range<usize>| {
-            for id in ids {
-                adapter.forget(&dedup_key(&id.to_string())).await.unwrap();
-            }
-        };
-        forget(0..10).await;
-        record(&adapter, 10..20).await;
-        assert_eq!(log.all(NEARLY_FULL).len(), 1);
-        forget(10..20).await;
-        adapter.advance(Duration::from_secs(3_601));
-        record(&adapter, 20..30).await;
-        assert_eq!(log.all(NEARLY_FULL).len(), 2);
-    });
-}
-
-/// A subscriber that calls the store, which is allowed because no lock is held.
-struct Asks(Arc<MemoryAdapter>);
-
-impl<S: tracing::Subscriber> tracing_subscriber::Layer<S> for Asks {
-    fn on_event(&self, _: &tracing::Event<'_>, _: tracing_subscriber::layer::Context<'_, S>) {
-        let counted = futures_util::FutureExt::now_or_never(self.0.stats());
-        assert!(counted.unwrap().unwrap().rows > 0);
-    }
-}
-
-#[test]
-fn a_memory_store_logs_while_it_holds_no_lock() {
-    use tracing_subscriber::layer::SubscriberExt;
-    let (done, ended) = std::sync::mpsc::channel();
-    std::thread::spawn(move || {
-        let adapter = MemoryAdapter::with_capacity(5);
-        let adapter = Arc::new(adapter);
-        let subscriber = tracing_subscriber::registry().with(Asks(Arc::clone(&adapter)));
-        tracing::subscriber::with_default(subscriber, || {
-            let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-            runtime.block_on(record(&adapter, 0..5));
-        });
-        done.send(()).unwrap();
-    });
-    ended.recv_timeout(Duration::from_secs(20)).expect("the subscriber waits for a lock");
 }

@@ -1,4 +1,4 @@
-//! Responses that are stored and replayed, on every ledger that can replay and every store.
+//! Responses that are stored and replayed, under every ledger that can replay.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -7,7 +7,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::{CONTENT_ENCODING, CONTENT_TYPE, ETAG, LOCATION, SET_COOKIE};
+use http::header::{CONTENT_TYPE, ETAG, LOCATION, SET_COOKIE};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode};
 use http_body::Frame;
 use http_body_util::{BodyExt, Full, StreamBody};
@@ -113,43 +113,10 @@ async fn delivery_that_waited_gets_the_first_response<S: Setup<Ledger: Replaying
     assert_eq!(seen(two.await.unwrap().unwrap()).await, again(1));
 }
 
-async fn failure_is_not_stored_and_a_success_after_it_is<S: Setup<Ledger: Replaying>>(setup: S) {
-    let handler = Handler::default().then(500);
-    let service = layer(&setup).await.layer(numbered(&handler));
-    let mut failed = first(1);
-    failed.0 = 500;
-    for answer in [failed, first(2), again(2)] {
-        assert_eq!(seen(send(&service, request("a")).await).await, answer);
-    }
-}
-
-/// A key that is claimed after its expiry has lost its stored response.
-async fn response_stored_before_the_key_expired_is_gone<S: Setup<Ledger: Replaying>>(setup: S) {
-    let handler = Handler::default();
-    let inner = numbered(&handler);
-    let service = layer(&setup).await.layer(inner.clone());
-    let answer = send(&service, request("a")).await;
-    assert_eq!(seen(answer).await, first(1));
-    setup.age(Duration::from_secs(40 * 86_400)).await;
-    let plain = setup.layer(by_header()).await.layer(inner.clone());
-    assert_eq!(seen(send(&plain, request("a")).await).await, first(2));
-    let replaying = layer(&setup).await.layer(inner);
-    assert_eq!(seen(replaying.oneshot(request("a")).await.unwrap()).await, empty());
-    assert_eq!(handler.runs(), 2);
-}
-
 support::on_ledgers!(
-    [
-        lease_memory = OnMemory,
-        lease_sqlite = OnSqlite,
-        lease_postgres = OnPostgres,
-        transactional_sqlite = InSqlite,
-        transactional_postgres = InPostgres,
-    ],
+    [lease_memory = OnMemory, transactional_sqlite = InSqlite, transactional_postgres = InPostgres,],
     duplicate_gets_the_first_response,
     delivery_that_waited_gets_the_first_response,
-    failure_is_not_stored_and_a_success_after_it_is,
-    response_stored_before_the_key_expired_is_gone,
 );
 
 /// The text of a body, the body, and whether it is stored.
@@ -421,23 +388,6 @@ async fn chosen_headers_are_stored_with_all_their_values_if_they_are_text() {
     let service = layer.layer(respond(b"\xff"));
     service.clone().oneshot(request("b")).await.unwrap();
     assert_eq!(seen(service.oneshot(request("b")).await.unwrap()).await, empty());
-}
-
-/// The coding suits the client of the first request, and the next one may not take it.
-#[tokio::test]
-async fn encoded_response_is_not_stored() {
-    let (log, _guard) = Log::of_this_thread();
-    let adapter = Arc::new(MemoryAdapter::new());
-    let inner = tower::service_fn(|_: Request<Body>| async {
-        let response = Response::builder().header(CONTENT_ENCODING, "gzip");
-        Ok::<_, Infallible>(response.body(Body::from("\u{1f}\u{8b}")).unwrap())
-    });
-    let service = replaying(&adapter, Replay::new()).layer(inner);
-    let first = service.clone().oneshot(request("a")).await.unwrap();
-    assert_eq!(first.headers()[CONTENT_ENCODING], "gzip");
-    assert_eq!(seen(service.oneshot(request("a")).await.unwrap()).await, empty());
-    let record = "response not stored: duplicates of this event get an empty response";
-    assert_eq!(log.last(record)["why"], "its body is encoded");
 }
 
 /// A response to HEAD has no body, but the response to the event has one.

@@ -1,19 +1,15 @@
 //! A body that was handled, sent again under the id of another event: by whoever reads deliveries and cannot
 //! sign. The sender's signature does not cover the id.
 
-use std::sync::Arc;
-
 use http::{HeaderValue, Request};
 use tower::Layer;
-use tower_dedup::adapter::MemoryAdapter;
 use tower_dedup::adapter::maintenance::MaintenanceAdapter;
 use tower_dedup::key::{self, Event, Extracted};
-use tower_dedup::testing::Fault;
-use tower_dedup::{DedupKey, DedupLayer, KeyExtractor, Mode, OnMismatch};
+use tower_dedup::{DedupKey, DedupLayer, KeyExtractor, OnMismatch};
 
 use support::ledgers::Setup;
 use support::log::Log;
-use support::{Body, Handler, answered, dedup_key, event, faulty, memory, result, rows, send};
+use support::{Body, Handler, answered, dedup_key, event, memory, result, send};
 
 fn by_header_and_body() -> KeyExtractor {
     key::header("webhook-id").namespace("test").content_identity()
@@ -82,8 +78,6 @@ async fn key_keeps_the_digest_of_its_content<S: Setup>(setup: S) {
 support::on_ledgers!(
     [
         lease_on_memory = OnMemory,
-        lease_on_sqlite = OnSqlite,
-        lease_on_postgres = OnPostgres,
         transactional_in_sqlite = InSqlite,
         transactional_in_postgres = InPostgres,
     ],
@@ -92,45 +86,6 @@ support::on_ledgers!(
     event_whose_id_another_body_used_up_is_refused,
     key_keeps_the_digest_of_its_content,
 );
-
-/// As GitHub's ping: the header is not signed, and the body is.
-fn with_handshakes() -> KeyExtractor {
-    by_header_and_body().handshake_when(|request| {
-        request.headers().contains_key("x-ping") && request.body().starts_with(b"ping")
-    })
-}
-
-fn ping(body: &'static str) -> Request<Body> {
-    let mut ping = event("ping-1", body);
-    ping.headers_mut().insert("x-ping", HeaderValue::from_static("1"));
-    ping
-}
-
-/// Whoever answers it, and without a call to the store.
-#[tokio::test]
-async fn handshake_leaves_no_row() {
-    let (store, handler) = (memory(), Handler::default());
-    let layer = || DedupLayer::new(with_handshakes(), Arc::clone(&store));
-    let failing = faulty(MemoryAdapter::new());
-    failing.set_all(Fault::Fail);
-    let failing = DedupLayer::new(with_handshakes(), failing).layer(handler.service());
-    assert_eq!(answered(&send(&failing, ping("ping")).await), (200, Some("handshake")));
-    let without_content = key::header("webhook-id").namespace("test");
-    let without_content =
-        without_content.handshake_when(|request| request.headers().contains_key("x-ping"));
-    for (layer, expected) in [
-        (layer(), (200, Some("handshake"))),
-        (layer().require_verified(), (500, Some("unverified"))),
-        (layer().handshakes_to_handler(), (200, None)),
-        (layer().mode(Mode::Shadow), (200, None)),
-        (layer().mode(Mode::Off), (200, None)),
-        (DedupLayer::new(without_content, Arc::clone(&store)), (200, Some("handshake"))),
-    ] {
-        let answer = send(&layer.layer(handler.service()), ping("ping")).await;
-        assert_eq!(answered(&answer), expected);
-        assert_eq!(rows(&store).await, 0, "{expected:?}");
-    }
-}
 
 /// A retry is no warning. A body or an id that comes again with another one may be an attack, and the operator learns by
 /// which identity it was a duplicate, to look it up and forget it.

@@ -92,12 +92,7 @@ async fn type_of_an_event_is_stored<S: Setup>(setup: S) {
 }
 
 support::on_ledgers!(
-    [
-        lease_sqlite = OnSqlite,
-        lease_postgres = OnPostgres,
-        transactional_sqlite = InSqlite,
-        transactional_postgres = InPostgres,
-    ],
+    [lease_sqlite = OnSqlite, transactional_sqlite = InSqlite, transactional_postgres = InPostgres,],
     forgotten_event_runs_once_more,
     forgotten_key_is_enough_for_an_event_with_two_identities,
     type_of_an_event_is_stored,
@@ -107,7 +102,7 @@ mod with_one_identity {
     use super::{forgotten_event_runs_once_more, type_of_an_event_is_stored};
 
     support::on_ledgers!(
-        [arrival_sqlite = ArrivedInSqlite, arrival_postgres = ArrivedInPostgres],
+        [arrival_sqlite = ArrivedInSqlite],
         forgotten_event_runs_once_more,
         type_of_an_event_is_stored,
     );

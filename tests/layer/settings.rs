@@ -3,11 +3,14 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
-use http::{Method, StatusCode};
+use bytes::Bytes;
+use http::{HeaderValue, Method, Request, StatusCode};
+use tokio::time::timeout;
 use tower::Layer;
 use tower_dedup::adapter::MemoryAdapter;
+use tower_dedup::key::{Keys, RequestRef};
 use tower_dedup::{
-    DedupLayer, LogIds, OnInFlight, OnMismatch, OnUnavailable, Replay, key, provider,
+    DedupLayer, KeyExtractor, OnInFlight, OnMismatch, OnUnavailable, Replay, key, provider, testing,
 };
 
 use support::{Handler, answered, by_header, request, result, send, spawn_send, until};
@@ -122,8 +125,8 @@ async fn bound_set_on_a_clone_binds_services_that_exist() {
     assert_eq!(answered(&refused), (503, Some("unavailable")));
 
     drop(layer.clone().max_running(3));
-    let refused = deliver("a").await.unwrap();
-    assert_eq!(result(&refused), Some("in-flight"), "no delivery may wait");
+    let refused = timeout(Duration::from_secs(20), deliver("a")).await.expect("it waits").unwrap();
+    assert_eq!(result(&refused), Some("in-flight"));
     drop(layer.clone().max_waiting(1));
     let waiter = deliver("a");
     until(|| handle.waiting() == 1).await;
@@ -154,12 +157,32 @@ async fn in_flight_status_and_times_are_answered() {
     assert_eq!(first.await.unwrap(), StatusCode::OK);
 }
 
+/// The keys that the layer reads of a request without a body.
+fn keys(layer: &DedupLayer, request: Request<()>) -> Option<Keys> {
+    layer.settings().keys(&RequestRef::new(&request.into_parts().0, &Bytes::new()))
+}
+
 #[test]
 fn layer_outside_reads_the_settings() {
     let preset = DedupLayer::new(provider::GITHUB, MemoryAdapter::new());
     let day = Duration::from_secs(86_400);
     let settings = preset.settings();
-    assert_eq!((settings.namespace(), settings.max_keys()), ("github", 4_096));
+    assert_eq!(settings.namespace(), "github");
+    let found = keys(&preset, testing::request(provider::GITHUB, "/", "a").map(drop));
+    assert_eq!(found.unwrap().first().id(), "a");
+    let panics = KeyExtractor::from_fn("a", |_| panic!("on purpose"));
+    let two = by_header().alias("alias", key::header("x-alias"));
+    let two = DedupLayer::new(two, MemoryAdapter::new()).max_keys(1);
+    let mut with_alias = request("a").map(drop);
+    with_alias.headers_mut().insert("x-alias", HeaderValue::from_static("b"));
+    for (layer, request, has_keys) in [
+        (&preset, Request::default(), false),
+        (&DedupLayer::new(panics, MemoryAdapter::new()), Request::default(), false),
+        (&two, request("a").map(drop), true),
+        (&two, with_alias, false),
+    ] {
+        assert_eq!(keys(layer, request).is_some(), has_keys, "{:?}", layer.settings());
+    }
     assert_eq!(settings.retention(), (30 * day).max(settings.retention_floor().unwrap()));
     assert!(settings.deduplicates(&Method::POST) && !settings.deduplicates(&Method::GET));
     assert!(settings.body_limit() >= 25 << 20, "GitHub sends 25 MB");
@@ -171,8 +194,6 @@ fn layer_outside_reads_the_settings() {
         .retention(day)
         .body_timeout(Duration::from_secs(7))
         .body_limit(9)
-        .max_keys(3)
-        .log_ids(LogIds::Hashed)
         .on_unavailable(OnUnavailable::FailOpen)
         .replay(Replay::new())
         .require_verified()
@@ -181,7 +202,6 @@ fn layer_outside_reads_the_settings() {
     assert_eq!((settings.retention(), settings.retention_floor()), (day, None));
     assert!(settings.deduplicates(&Method::HEAD) && !settings.deduplicates(&Method::POST));
     assert_eq!((settings.body_limit(), settings.body_timeout().as_secs()), (9, 7));
-    assert_eq!((settings.max_keys(), settings.log_ids()), (3, LogIds::Hashed));
     assert_eq!(settings.on_unavailable(), OnUnavailable::FailOpen);
     assert!(settings.replays() && settings.requires_verified());
     assert_eq!(settings.result_header(), None);

@@ -90,7 +90,7 @@
 //! | a release needs the token | `release.lua`, `release.sql` | `AT_MOST_ONCE` |
 //! | a claim of unknown outcome is released | the drop of `Claims` | `RUNS` |
 //! | a release is a fence | the rule of the row | `RUNS` |
-//! | the release waits for a replica | `wait_replicas` in `redis/slot.rs`, `durable.sql` | `RUNS` |
+//! | the release waits for a replica | `wait_replicas` in `redis/slot.rs`, `release.sql` | `RUNS` |
 //! | a key in release is in flight in its process | `Doubt::apply` | `RUNS` |
 //! | so is a key whose release ended during the claim | `Pending::removals` | `RUNS` |
 //!

@@ -3,6 +3,8 @@
 mod broken;
 mod conformance;
 mod memory;
+#[path = "../layer/observed.rs"]
+mod observed;
 mod postgres_adapter;
 mod postgres_clock;
 mod postgres_encryption;
@@ -13,6 +15,7 @@ mod postgres_test_database;
 mod postgres_url;
 mod postgres_workers;
 mod purging;
+mod purging_rounds;
 mod queue;
 mod queue_overlap;
 mod redis_calls;

@@ -15,6 +15,8 @@ use tower_dedup::adapter::contract::{
 use tower_dedup::adapter::maintenance::{MaintenanceAdapter, PURGE_GRACE};
 use tower_dedup::{DedupKey, StoreError, StoreErrorKind};
 
+use super::observed::observed;
+
 const KEYS: usize = 100_000;
 const RETENTION: Duration = Duration::from_secs(1_000);
 const LEASE: Duration = Duration::from_secs(10);
@@ -239,4 +241,54 @@ fn key_claimed_many_times_takes_the_memory_of_one() {
     assert!(info.bytes_current < 1_500, "{}", info.bytes_current);
     adapter.advance(RETENTION + PURGE_GRACE);
     assert_eq!(now(adapter.purge(10)).unwrap(), 1);
+}
+
+const NEARLY_FULL: &str = "nearly full: the memory store has reached four fifths of its capacity";
+
+fn record(adapter: &MemoryAdapter, ids: std::ops::Range<usize>) {
+    for key in keys(ids) {
+        assert_eq!(remember(adapter, &key).unwrap(), FIRST);
+    }
+}
+
+#[test]
+fn adapter_that_is_four_fifths_full_is_logged_once_an_hour() {
+    observed(async |log, _| {
+        let adapter = MemoryAdapter::with_capacity(10);
+        record(&adapter, 0..8);
+        assert_eq!(log.all(NEARLY_FULL).len(), 0);
+        record(&adapter, 8..10);
+        assert_eq!(log.all(NEARLY_FULL).len(), 1);
+        // A forgotten key leaves a row, which the next new keys replace.
+        let forget = |ids| keys(ids).iter().for_each(|key| _ = now(adapter.forget(key)).unwrap());
+        forget(0..10);
+        record(&adapter, 10..20);
+        assert_eq!(log.all(NEARLY_FULL).len(), 1);
+        forget(10..20);
+        adapter.advance(Duration::from_secs(3_601));
+        record(&adapter, 20..30);
+        assert_eq!(log.all(NEARLY_FULL).len(), 2);
+    });
+}
+
+/// A subscriber that calls the store, which is allowed because no lock is held.
+struct Asks(Arc<MemoryAdapter>);
+
+impl<S: tracing::Subscriber> tracing_subscriber::Layer<S> for Asks {
+    fn on_event(&self, _: &tracing::Event<'_>, _: tracing_subscriber::layer::Context<'_, S>) {
+        assert!(now(self.0.stats()).unwrap().rows > 0);
+    }
+}
+
+#[test]
+fn adapter_logs_while_it_holds_no_lock() {
+    use tracing_subscriber::layer::SubscriberExt;
+    let (done, ended) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let adapter = Arc::new(MemoryAdapter::with_capacity(5));
+        let subscriber = tracing_subscriber::registry().with(Asks(Arc::clone(&adapter)));
+        tracing::subscriber::with_default(subscriber, || record(&adapter, 0..5));
+        done.send(()).unwrap();
+    });
+    ended.recv_timeout(Duration::from_secs(20)).expect("the subscriber waits for a lock");
 }

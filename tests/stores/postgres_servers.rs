@@ -38,6 +38,7 @@ async fn lock_that_is_not_ours_is_in_flight(adapter: &PostgresAdapter, pool: &Pg
 
 /// Errors have codes; their texts are in the language of the server.
 #[tokio::test]
+#[ignore = "it needs the locale de_DE: scripts/check runs it"]
 async fn server_in_another_language_changes_no_reply() {
     let server = Server::start_in("de_DE");
     let pool = pool(&server.url()).await;

@@ -1,11 +1,16 @@
-//! Which URLs the Postgres adapter accepts: those that name one host.
+//! Which URLs the Postgres adapter accepts: those that name one host. What it reads of them.
 
 use std::env;
 use std::error::Error as _;
 use std::process::Command;
 
+use sqlx::{Connection, PgConnection};
+use tower_dedup::adapter::contract::DedupAdapter;
 use tower_dedup::adapter::{self, PostgresAdapter};
 use tower_dedup::{ConfigError, StoreErrorKind};
+
+use support::postgres::Schema;
+use support::{FIRST, dedup_key, terms};
 
 const ONE_ADDRESS: &str = "give one address that leads to the primary";
 
@@ -87,4 +92,17 @@ async fn connect_with_one_host_is_tried_whatever_else_the_url_holds() {
     ] {
         assert_eq!(refused(url).await, None, "{url}");
     }
+}
+
+#[tokio::test]
+async fn connect_reads_table_and_schema_from_the_url() {
+    let schema = Schema::fresh();
+    let database = schema.database_url();
+    let and = if database.contains('?') { '&' } else { '?' };
+    let url = format!("{database}{and}dedup_table=seen&dedup_schema={}", schema.name());
+    let adapter = PostgresAdapter::connect(&url).await.unwrap();
+    assert_eq!(adapter.claim(&dedup_key("a"), &terms()).await.unwrap(), FIRST);
+    let mut connection = PgConnection::connect(&schema.url()).await.unwrap();
+    let rows = sqlx::query_scalar::<_, i64>("SELECT count(*) FROM seen");
+    assert_eq!(rows.fetch_one(&mut connection).await.unwrap(), 1);
 }

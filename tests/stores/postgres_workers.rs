@@ -1,10 +1,11 @@
 //! The connections of the queue's workers: one that is lost is counted.
 
 use futures_util::future::join_all;
-use metrics_util::debugging::{DebugValue, DebuggingRecorder};
+use metrics_util::debugging::DebuggingRecorder;
 use tower_dedup::adapter::PostgresAdapter;
 use tower_dedup::adapter::contract::DedupAdapter;
 
+use super::observed::{measured, value};
 use support::effects::Database;
 use support::{dedup_key, on_claim, terms};
 
@@ -14,19 +15,8 @@ async fn worker_that_loses_its_connection_is_counted() {
     let recorder = DebuggingRecorder::new();
     let _recorder = metrics::set_default_local_recorder(&recorder);
     let snapshotter = recorder.snapshotter();
-    let restarts = || {
-        let all = snapshotter.snapshot().into_vec().into_iter();
-        let mut found = all.filter(|(key, ..)| {
-            let key = key.key();
-            key.name() == "tower_dedup_worker_restarts_total"
-                && key.labels().all(|label| (label.key(), label.value()) == ("store", "postgres"))
-        });
-        match found.next() {
-            Some((.., DebugValue::Counter(count))) => count,
-            None => 0,
-            other => panic!("{other:?}"),
-        }
-    };
+    let restarts =
+        || value(&measured(&snapshotter), "tower_dedup_worker_restarts_total", &["postgres"]);
     let database = Database::fresh().await;
     let adapter = PostgresAdapter::new(database.pool(10));
     let claims = async |round: &str| {
@@ -37,10 +27,10 @@ async fn worker_that_loses_its_connection_is_counted() {
         join_all((0..16).map(claim)).await.into_iter().all(|is_ok| is_ok)
     };
     assert!(claims("before").await);
-    assert_eq!(restarts(), 0);
+    assert_eq!(restarts(), 0.0);
     database.terminate("true").await;
     claims("after").await;
-    assert!(restarts() >= 1);
+    assert!(restarts() >= 1.0);
     assert!(claims("later").await);
-    assert_eq!(restarts(), 0);
+    assert_eq!(restarts(), 0.0);
 }

@@ -1,11 +1,10 @@
 //! The SQL adapters purge by themselves.
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
+use metrics_util::debugging::DebuggingRecorder;
 use sqlx::postgres::PgConnectOptions;
 use sqlx::sqlite::SqliteConnectOptions;
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, PgConnection, SqliteConnection};
@@ -19,6 +18,7 @@ use tower_dedup::adapter::{
 };
 use tower_dedup::internals::purge;
 
+use super::observed::{Sums, measured, value};
 use support::log::Log;
 use support::postgres::Schema;
 use support::time_travel::{milliseconds, shift_file, shift_schema};
@@ -117,20 +117,6 @@ impl Place {
         assert!(rows > 1);
         tokio::time::sleep(WHILE).await;
         assert_eq!(self.rows().await, rows);
-    }
-}
-
-#[tokio::test]
-async fn expired_keys_vanish_without_a_purger() {
-    for place in Place::all() {
-        place.fill(50).await;
-        let adapter = place.adapter(often().keys_per_statement(7)).await;
-        assert!(adapter.get(&dedup_key("live")).await.unwrap().is_some());
-        place.is_purged().await;
-        // Not only once.
-        place.fill(3).await;
-        place.is_purged().await;
-        adapter.close().await;
     }
 }
 
@@ -258,10 +244,7 @@ fn replicas_and_a_purger_purge_one_table_without_errors() {
     });
     let failed = log.beginning("purging");
     assert!(failed.is_empty(), "{failed:?}");
-    let counters = snapshotter.snapshot().into_vec().into_iter();
-    let mut purged = counters.filter(|(key, ..)| key.key().name() == "tower_dedup_purged_total");
-    let expected = DebugValue::Counter(3_000);
-    assert_eq!(purged.next().map(|(.., value)| value), Some(expected));
+    assert_eq!(value(&measured(&snapshotter), "tower_dedup_purged_total", &[]), 3_000.0);
 }
 
 /// While a handler holds the file, the purge does not fail silently.
@@ -369,9 +352,9 @@ async fn role_without_delete_warns_once_and_a_grant_takes_effect() {
     adapter.stats().await.unwrap();
     until(|| !log.beginning("purging failed").is_empty()).await;
     // The time at which purging began. A purge that deletes nothing because it may not is no success.
-    assert_eq!(gauges(&snapshotter).keys().collect::<Vec<_>>(), [LAST_PURGE]);
+    assert!(measured(&snapshotter).keys().all(|(name, _)| name == LAST_PURGE));
     place.stays().await;
-    assert!(!was_set(&gauges(&snapshotter)));
+    assert!(!was_set(&measured(&snapshotter)));
     let failed = log.beginning("purging").into_iter();
     let warnings: Vec<_> = failed.filter(|event| event["level"] == "WARN").collect();
     assert_eq!(warnings.len(), 1, "{warnings:?}");
@@ -379,7 +362,7 @@ async fn role_without_delete_warns_once_and_a_grant_takes_effect() {
     let grant = format!("GRANT DELETE ON {}.webhook_deliveries TO {role}", schema.name());
     sqlx::raw_sql(AssertSqlSafe(grant)).execute(&mut owner).await.unwrap();
     place.is_purged().await;
-    until(|| was_set(&gauges(&snapshotter))).await;
+    until(|| was_set(&measured(&snapshotter))).await;
     pool.close().await;
     let drop_role = format!("DROP OWNED BY {role}; DROP ROLE {role}");
     sqlx::raw_sql(AssertSqlSafe(drop_role)).execute(&mut owner).await.unwrap();
@@ -388,18 +371,8 @@ async fn role_without_delete_warns_once_and_a_grant_takes_effect() {
 const LAST_PURGE: &str = "tower_dedup_last_purge_timestamp_seconds";
 
 /// A snapshot leaves gauges at 0.
-fn was_set(gauges: &BTreeMap<String, f64>) -> bool {
-    gauges[LAST_PURGE] > 0.0
-}
-
-/// Returns the gauges by name, with the value of the label `state`.
-fn gauges(snapshotter: &Snapshotter) -> BTreeMap<String, f64> {
-    let gauges = snapshotter.snapshot().into_vec().into_iter().filter_map(|(key, _, _, value)| {
-        let DebugValue::Gauge(value) = value else { return None };
-        let labels = key.key().labels().map(|label| format!(" {}", label.value()));
-        Some((key.key().name().to_owned() + &labels.collect::<String>(), value.into_inner()))
-    });
-    gauges.collect()
+fn was_set(sums: &Sums) -> bool {
+    value(sums, LAST_PURGE, &[]) > 0.0
 }
 
 #[tokio::test]
@@ -416,14 +389,13 @@ async fn a_round_reports_the_keys() {
         let brief = CallTerms::on_claim(Token::random(), Duration::ZERO);
         adapter.claim(&dedup_key("expired"), &brief).await.unwrap();
         until(|| {
-            let gauges = gauges(&snapshotter);
-            let gauge = |name: &str| gauges.get(name).copied().unwrap_or(-1.0);
+            let sums = measured(&snapshotter);
             let states = ["in_flight", "lapsed", "released", "complete", "expired"];
-            states.map(|state| gauge(&format!("tower_dedup_rows {state}")))
+            states.map(|state| value(&sums, "tower_dedup_rows", &[state]))
                 == [1.0, 1.0, 0.0, 1.0, 1.0]
-                && gauge("tower_dedup_oldest_lapsed_seconds") > 0.0
-                && gauge("tower_dedup_table_bytes") > 4_096.0
-                && gauge("tower_dedup_last_purge_timestamp_seconds") > 1.7e9
+                && value(&sums, "tower_dedup_oldest_lapsed_seconds", &[]) > 0.0
+                && value(&sums, "tower_dedup_table_bytes", &[]) > 4_096.0
+                && value(&sums, LAST_PURGE, &[]) > 1.7e9
         })
         .await;
         adapter.close().await;

@@ -10,7 +10,7 @@ use sqlx::postgres::PgPoolOptions;
 use sqlx::{Connection, PgPool, SqliteConnection};
 use tempfile::TempDir;
 use tower_dedup::adapter::contract::{
-    CallTerms, ClaimReply, CompleteReply, DedupAdapter, RenewReply, StoredResponse, Token,
+    CallTerms, ClaimReply, CompleteReply, DedupAdapter, StoredResponse, Token,
 };
 use tower_dedup::adapter::maintenance::MaintenanceAdapter;
 use tower_dedup::adapter::{PostgresAdapter, SqliteAdapter, SqliteOptions};
@@ -108,23 +108,6 @@ async fn refused_row_fails_only_its_caller_on_sqlite() {
     poison(adapter).await;
 }
 
-#[tokio::test]
-async fn dropped_caller_is_not_sent_on_sqlite() {
-    let dir = tempfile::tempdir().unwrap();
-    let adapter = sqlite_with(&dir, few_on_sqlite()).await;
-    for round in 0..20 {
-        let gone: Vec<_> = (0..4).map(|at| dedup_key(&format!("gone-{round}-{at}"))).collect();
-        for key in &gone {
-            assert!(polled(adapter.renew(key, &terms()), 1, false).await.is_none());
-        }
-        let stays = dedup_key(&format!("stays-{round}"));
-        assert_eq!(adapter.renew(&stays, &terms()).await.unwrap(), RenewReply::Held);
-        for key in &gone {
-            assert_eq!(adapter.get(key).await.unwrap(), None, "{}", key.id());
-        }
-    }
-}
-
 /// Above the limit of waiting rows, a call is refused and not sent. Dropped callers take no room from waiting callers.
 #[tokio::test]
 async fn waiting_rows_are_bounded_and_dropped_callers_take_no_room_on_sqlite() {
@@ -146,6 +129,10 @@ async fn waiting_rows_are_bounded_and_dropped_callers_take_no_room_on_sqlite() {
         let refused = refused.unwrap_err();
         assert_eq!((refused.kind(), refused.is_transient()), (StoreErrorKind::Overloaded, true));
         assert_eq!(adapter.claim(&late, &terms()).await.unwrap(), FIRST);
+        for at in 0..8 {
+            let gone = dedup_key(&format!("gone-{round}-{at}"));
+            assert_eq!(adapter.get(&gone).await.unwrap(), None, "a call without a caller was sent");
+        }
     }
 }
 

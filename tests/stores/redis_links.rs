@@ -64,22 +64,6 @@ async fn connecting_to_a_server_that_is_down_fails_at_once() {
 }
 
 #[tokio::test]
-async fn calls_work_again_after_the_server_was_killed_and_restarted() {
-    let server = Server::start_with(&["appendonly yes", "appendfsync always"]);
-    let (adapter, terms) = (connect(&server.url()).await, terms());
-    assert_eq!(attempt(claim(&adapter, "a", &terms).await), 1);
-    server.kill();
-    let begun = Instant::now();
-    let error = claim(&adapter, "b", &terms).await.unwrap_err();
-    // The last attempt may wait for the next connection until the time is up.
-    assert!(matches!(error.kind(), StoreErrorKind::Unavailable | StoreErrorKind::Timeout));
-    assert!(begun.elapsed() < CALL + SLACK, "{:?}", begun.elapsed());
-    server.start_again();
-    assert_eq!(attempt(claim(&adapter, "b", &terms).await), 1);
-    assert!(matches!(claim(&adapter, "a", &self::terms()).await.unwrap(), ClaimReply::InFlight));
-}
-
-#[tokio::test]
 async fn stopped_server_costs_each_call_one_bound() {
     let (server, adapter) = served().await;
     claim(&adapter, "a", &terms()).await.unwrap();

@@ -5,24 +5,19 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{HeaderMap, Request, StatusCode};
-use http_body_util::Full;
+use http::{HeaderMap, StatusCode};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
-use tower::Layer;
+use tower_dedup::StoreErrorKind;
 use tower_dedup::adapter::RedisAdapter;
 use tower_dedup::adapter::contract::{
     CallTerms, ClaimReply, CompleteReply, DedupAdapter, Fetch, RenewReply, StoreFuture,
     StoredResponse, Token,
 };
 use tower_dedup::adapter::maintenance::{ForgetReply, ListFilter, MaintenanceAdapter};
-use tower_dedup::{DedupKey, DedupLayer, OnUnavailable, StoreErrorKind};
 
 use support::redis::{Server, command};
-use support::words::by_word;
-use support::{
-    FIRST, Handler, claim_all, complete_all, dedup_key, list, on_claim, send, sorted_keys, terms,
-};
+use support::{FIRST, claim_all, complete_all, dedup_key, list, on_claim, sorted_keys, terms};
 
 const HOUR: u64 = 3_600_000;
 
@@ -376,28 +371,6 @@ async fn full_server_refuses_claims_and_takes_completions_and_releases() {
         matches!(claimed[..], [ClaimReply::Duplicate(_), ClaimReply::First { .. }]),
         "{claimed:?}"
     );
-}
-
-/// A layer that fails open runs no handler for an event that is known to be a duplicate, although another key of
-/// the call failed.
-#[tokio::test]
-async fn known_duplicate_never_runs_unprotected() {
-    let (own, handler) = (Own::new().await, Handler::default());
-    let readable = ["test", "test.second"].map(|namespace| format!("~dedup:{namespace}:known"));
-    own.adapter.complete(&dedup_key("known"), &terms()).await.unwrap();
-    let second = DedupKey::new("test.second", "known").unwrap();
-    own.adapter.complete(&second, &terms()).await.unwrap();
-    let words = ["ACL", "SETUSER", "default", "resetkeys", &readable[0], &readable[1]];
-    own.server.run::<()>(&words);
-    let layer = DedupLayer::new(by_word(), own.adapter.clone());
-    let service = layer.on_unavailable(OnUnavailable::FailOpen).layer(handler.service());
-    for (events, status, runs) in
-        [("known new", 503, 0), ("a known", 503, 0), ("new=known", 200, 0), ("new=new2", 200, 1)]
-    {
-        let request = Request::post("/").body(Full::<Bytes>::from(events)).unwrap();
-        let response = send(&service, request).await;
-        assert_eq!((response.status().as_u16(), handler.runs()), (status, runs), "{events}");
-    }
 }
 
 #[tokio::test]

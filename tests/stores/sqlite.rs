@@ -81,22 +81,6 @@ async fn file_held_by_another_process_delays_no_duplicate() {
     assert_eq!(handler.runs(), 3);
 }
 
-/// A file that refuses writes: duplicates are read, new events get 503.
-#[tokio::test]
-async fn file_that_refuses_writes_still_serves_duplicates() {
-    let (file, handler) = (File::new(), Handler::default());
-    let writable = DedupLayer::new(by_header(), file.connect().await).layer(handler.service());
-    send(&writable, request("known")).await;
-    let options = SqliteConnectOptions::new().filename(file.path()).pragma("query_only", "on");
-    let refusing = SqliteAdapter::new(SqlitePool::connect_with(options).await.unwrap());
-    let service = DedupLayer::new(by_header(), refusing).layer(handler.service());
-    assert_eq!(result(&send(&service, request("known")).await), Some("duplicate"));
-    let refused = send(&service, request("new")).await;
-    assert_eq!(answered(&refused), (503, Some("unavailable")));
-    assert_eq!(handler.runs(), 1);
-    assert_eq!(send(&writable, request("new")).await.status(), 200);
-}
-
 /// A full disk. New events get 503. A handler that runs is answered with its response. Calls
 /// succeed again when there is space.
 #[tokio::test]
@@ -343,4 +327,16 @@ async fn assert_plans(adapter: &SqliteAdapter, connection: &mut SqliteConnection
         };
         assert!(!plan.iter().any(scans_rows), "{name}\n{plan:?}");
     }
+}
+
+#[tokio::test]
+async fn connect_reads_the_table_from_the_url() {
+    let file = File::new();
+    let url = format!("{}?dedup_table=seen", file.url());
+    let adapter = SqliteAdapter::connect(&url).await.unwrap();
+    adapter.claim(&dedup_key("a"), &terms()).await.unwrap();
+    let rows = sqlx::query_scalar::<_, i64>("SELECT count(*) FROM seen");
+    assert_eq!(rows.fetch_one(&mut file.connection().await).await.unwrap(), 1);
+    let refused = SqliteAdapter::connect("sqlite://a.db?dedup_table=a%3Bb").await.unwrap_err();
+    assert_eq!(refused.kind(), StoreErrorKind::Config);
 }

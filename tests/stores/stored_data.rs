@@ -15,7 +15,7 @@ use tower_dedup::adapter::contract::{
     ClaimReply, CompleteReply, DedupAdapter, Fetch, StoredData, StoredResponse,
 };
 use tower_dedup::adapter::maintenance::{ListFilter, MaintenanceAdapter};
-use tower_dedup::adapter::{PostgresAdapter, PostgresOptions, SqliteAdapter};
+use tower_dedup::adapter::{PostgresAdapter, PostgresOptions};
 use tower_dedup::{DedupLayer, OnUnavailable, Replay, ResponseBody, StoreError, StoreErrorKind};
 
 use super::queue::sqlite;
@@ -238,45 +238,4 @@ async fn postgres_response_that_is_slow_or_fails_is_503_even_if_the_layer_fails_
         .unwrap();
     assert_eq!(send(&service, request("known")).await.status(), 200);
     assert_eq!(handler.runs(), 2);
-}
-
-#[tokio::test]
-async fn sqlite_response_that_fails_is_503_even_if_the_layer_fails_open() {
-    for break_it in [
-        "ALTER TABLE webhook_deliveries RENAME COLUMN response_body TO renamed",
-        "UPDATE webhook_deliveries SET response_headers = 'none'",
-        "UPDATE webhook_deliveries SET response_status = 'abc'",
-    ] {
-        let (dir, handler) = (tempfile::tempdir().unwrap(), Handler::default());
-        let adapter = sqlite(&dir).await;
-        let service = replays_and_fails_open(&adapter, &handler).await;
-        let mut connection = open(&dir).await;
-        sqlx::query(break_it).execute(&mut connection).await.unwrap();
-        let answer = send(&service, request("known")).await;
-        assert_eq!((answer.status().as_u16(), handler.runs()), (503, 1), "{break_it}");
-    }
-}
-
-#[tokio::test]
-async fn connect_reads_table_and_schema_from_the_url() {
-    let schema = Schema::fresh();
-    let database = schema.database_url();
-    let and = if database.contains('?') { '&' } else { '?' };
-    let url = format!("{database}{and}dedup_table=seen&dedup_schema={}", schema.name());
-    let adapter = PostgresAdapter::connect(&url).await.unwrap();
-    let claimed = adapter.claim(&dedup_key("a"), &terms()).await.unwrap();
-    assert_eq!(claimed, ClaimReply::first(1, false));
-    let mut connection = PgConnection::connect(&schema.url()).await.unwrap();
-    let rows = sqlx::query_scalar::<_, i64>("SELECT count(*) FROM seen");
-    assert_eq!(rows.fetch_one(&mut connection).await.unwrap(), 1);
-
-    let dir = tempfile::tempdir().unwrap();
-    let url = format!("{}?dedup_table=seen", sqlite_url(dir.path()));
-    let adapter = SqliteAdapter::connect(&url).await.unwrap();
-    adapter.claim(&dedup_key("a"), &terms()).await.unwrap();
-    let mut connection = open(&dir).await;
-    let rows = sqlx::query_scalar::<_, i64>("SELECT count(*) FROM seen");
-    assert_eq!(rows.fetch_one(&mut connection).await.unwrap(), 1);
-    let refused = SqliteAdapter::connect("sqlite://a.db?dedup_table=a%3Bb").await.unwrap_err();
-    assert_eq!(refused.kind(), StoreErrorKind::Config);
 }

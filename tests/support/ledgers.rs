@@ -140,7 +140,6 @@ pub type InSqlite = In<OnSqlite>;
 pub type InPostgres = In<OnPostgres>;
 pub type ArrivedInMemory = ArrivedIn<OnMemory>;
 pub type ArrivedInSqlite = ArrivedIn<OnSqlite>;
-pub type ArrivedInPostgres = ArrivedIn<OnPostgres>;
 
 /// One `#[tokio::test]` for every ledger and case, named after both.
 #[macro_export]

@@ -7,7 +7,6 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::Body;
 use axum::extract::Request;
-use axum::response::Response;
 use axum::routing::post;
 use futures_util::FutureExt;
 use futures_util::future::join_all;
@@ -33,7 +32,6 @@ on_both!(
     lease_that_a_commit_has_ended_is_not_lost,
     begun_transaction_without_a_commit_is_uncommitted_under_a_lease,
     unprotected_run_commits_its_effects_alone,
-    success_that_writes_nothing_is_completed,
     completion_after_its_retention_is_remembered_for_another,
     concurrent_duplicates_run_once,
     event_of_a_running_handler_is_in_flight_for_all,
@@ -41,7 +39,6 @@ on_both!(
     commit_that_the_database_refuses_is_no_2xx,
     committed_and_then_failed_is_complete,
     deduplicator_commits_the_work_with_its_key,
-    handler_past_its_timeout_is_rolled_back,
     event_completed_meanwhile_refuses_all,
 );
 
@@ -180,20 +177,6 @@ async fn unprotected_run_commits_its_effects_alone<S: Shared>() {
     }
     assert_eq!(answered(&send(&app, "c", "begin insert drop").await), (500, Some("uncommitted")));
     assert_eq!(db.effects().await, ["a", "b"]);
-}
-
-async fn success_that_writes_nothing_is_completed<S: Shared>() {
-    let (db, world, app) = started::<S>().await;
-    assert_eq!(answered(&send(&app, "a", "nothing").await), (200, None));
-    assert_eq!(answered(&send(&app, "a", "nothing").await), (200, Some("duplicate")));
-    // A lease demands nothing, and its handler may commit all the same.
-    let leased = super::fixture::app(&db, DedupLayer::new(by_header(), db.adapter()), &world);
-    assert_eq!(answered(&send(&leased, "b", "200").await), (200, None));
-    assert_eq!(answered(&send(&leased, "c", "begin insert commit").await), (200, None));
-    for id in ["b", "c"] {
-        assert_eq!(answered(&send(&app, id, "500").await), (200, Some("duplicate")));
-    }
-    assert_eq!((db.effects().await, world.runs()), (vec!["c".to_owned()], 3));
 }
 
 async fn completion_after_its_retention_is_remembered_for_another<S: Shared>() {
@@ -339,20 +322,6 @@ async fn deduplicator_commits_the_work_with_its_key<S: Shared>() {
             .unwrap();
         tx
     };
-    let failed = worker.run(&key, async |event| {
-        drop(insert(&event).await);
-        Err::<(), _>("no")
-    });
-    assert!(matches!(failed.await, Err(RunError::Handler("no"))));
-    let dropped = worker.run(&key, async |event| {
-        drop(insert(&event).await);
-        Ok::<_, &str>(())
-    });
-    match dropped.await {
-        Err(RunError::Uncommitted) => {}
-        other => panic!("{other:?}"),
-    }
-    assert!(db.effects().await.is_empty());
     // A run that comes too late is a duplicate of the one that has committed.
     let first = worker.run(&key, async |event| {
         let terms = CallTerms::on_completion(Token::random(), 60 * SECOND, 60 * SECOND);
@@ -380,20 +349,6 @@ async fn deduplicator_commits_the_work_with_its_key<S: Shared>() {
 }
 
 const SECOND: Duration = Duration::from_secs(1);
-
-/// The handler is dropped, and no connection is lost.
-async fn handler_past_its_timeout_is_rolled_back<S: Shared>() {
-    let (db, world) = (Db::<S>::create().await, World::default());
-    let layer = DedupLayer::transactional(by_header(), db.adapter());
-    let app = app(&db, layer.handler_timeout(Duration::from_millis(300)), &world);
-    for _ in 0..=CONNECTIONS {
-        let late: Response = send(&app, "a", "begin insert wait").await;
-        assert_eq!(answered(&late), (504, Some("handler-timeout")));
-        assert!(db.effects().await.is_empty());
-    }
-    assert_eq!(send(&app, "a", "begin insert commit").await.status(), 200);
-    assert_eq!((db.effects().await, world.last().is_takeover()), (vec!["a".to_owned()], false));
-}
 
 /// Of a list. A late run elsewhere completes one of the events while the handler runs. Nothing of this run counts, and the retry runs
 /// the others.

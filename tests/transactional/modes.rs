@@ -16,7 +16,6 @@ use support::{answered, by_header, dedup_key, result, state};
 
 on_both!(
     in_shadow_the_layer_completes_and_every_run_commits,
-    off_records_nothing,
     request_without_a_key_is_demanded_nothing,
     shadow_inside_a_layer_leaves_its_transaction_alone,
     layer_inside_a_transactional_one_with_another_key_runs_nothing,
@@ -111,17 +110,6 @@ async fn in_shadow_the_layer_completes_and_every_run_commits<S: Shared>() {
     assert_eq!(send(&app, "b", "begin insert-run 500").await.status(), 500);
     let entry = db.adapter().get(&dedup_key("b")).await.unwrap().unwrap();
     assert_eq!((entry.state, db.effects().await.len()), (KeyState::Released, 2));
-}
-
-async fn off_records_nothing<S: Shared>() {
-    let (db, world) = (Db::<S>::create().await, World::default());
-    let app =
-        app(&db, DedupLayer::transactional(by_header(), db.adapter()).mode(Mode::Off), &world);
-    for _ in 0..2 {
-        assert_eq!(answered(&send(&app, "a", "begin insert-run commit").await), (200, None));
-    }
-    assert_eq!(db.adapter().get(&dedup_key("a")).await.unwrap(), None);
-    assert_eq!((db.effects().await.len(), world.runs()), (2, 2));
 }
 
 async fn request_without_a_key_is_demanded_nothing<S: Shared>() {

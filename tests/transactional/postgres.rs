@@ -20,7 +20,8 @@ use tower_dedup::{
     RunOutcome,
 };
 
-use super::fixture::{send as send_script, started};
+use super::fixture::{CONNECTIONS, Db, World, app, send as send_script, started};
+use support::cluster::until_true;
 use support::effects::{
     Boxed, Database, MINUTE, answer, effect, transactional, until_acknowledged, write,
 };
@@ -73,10 +74,21 @@ async fn completion_is_committed_to_disk() {
     {
         let pool = database.pool_set(3, &[("synchronous_commit", setting)]);
         let worker = Deduplicator::transactional(PostgresAdapter::new(pool.clone()));
-        for (when, found) in [("late", found), ("early", found), ("early, then weakened", "on")] {
+        for (when, found) in [
+            ("late", found),
+            ("early", found),
+            ("early, then weakened", "on"),
+            ("in another transaction", found),
+        ] {
             database.run("TRUNCATE commits").await;
             let key = dedup_key(&format!("{setting} {when}"));
             let ran = worker.run(&key, async |event| {
+                if when == "in another transaction" {
+                    let mut tx = pool.begin().await?;
+                    effect(&mut tx, &event).await?;
+                    event.complete_in(&mut *tx).await?;
+                    return Ok(tx.commit().await?);
+                }
                 let mut tx = event.begin(&pool).await?;
                 effect(&mut tx, &event).await?;
                 if when != "late" {
@@ -280,6 +292,27 @@ async fn second_transaction_of_a_handler_fails_in_time() {
     assert!(start.elapsed() < MINUTE / 4, "{:?}", start.elapsed());
     assert!(db.effects().await.is_empty());
     assert_eq!(answered(&send_script(&app, "a", "begin insert commit").await), (200, None));
+}
+
+/// A handler that leaves its transaction idle for longer than its bound.
+#[tokio::test]
+async fn session_ended_by_the_server_is_503_and_nothing_is_committed() {
+    let (db, world) = (Db::<Postgres>::create().await, World::default());
+    let bound = PostgresOptions::new().transaction_idle_timeout(Duration::from_millis(500));
+    let adapter = PostgresAdapter::with_options(db.pool.clone(), bound);
+    let app = app(&db, DedupLayer::transactional(by_header(), adapter), &world);
+    let ended = async || {
+        let idle = "SELECT count(*) = 0 FROM pg_stat_activity \
+                    WHERE datname = current_database() AND state = 'idle in transaction'";
+        until_true(&mut db.pool.acquire().await.unwrap(), idle).await;
+    };
+    // More deliveries than connections: none is lost.
+    for _ in 0..=CONNECTIONS {
+        let answer = world.send_beside(&app, "begin insert wait commit", &ended).await;
+        assert_eq!(answered(&answer), (503, None));
+    }
+    assert_eq!(answered(&send_script(&app, "a", "begin insert commit").await), (200, None));
+    assert_eq!(db.effects().await, ["a"]);
 }
 
 /// Rows in which the transactions of handlers conflict.

@@ -179,6 +179,45 @@ async fn get_request_is_verified() {
     assert_eq!(site.counts().await, (1, 1));
 }
 
+/// Xero switches a webhook on only if each check of the URL is answered so, and off after another answer.
+#[tokio::test]
+async fn intent_to_receive_of_xero_is_answered_without_a_body() {
+    let (_, vectors, ..) = VECTORS.iter().find(|(of, ..)| *of == provider::XERO).unwrap();
+    let verify = VerifyLayer::new(case(provider::XERO, "updated").verifier(provider::XERO));
+    let site = Site::new(provider::XERO, verify);
+    let (app, handshake) = (site.right(), (200, Some("handshake".to_owned())));
+    let mut updated = vec![duplicate(), ran()];
+    for case in cases(vectors).iter().chain(&cases(vectors)) {
+        let expected = match case.name.as_str() {
+            "intent-to-receive" => handshake.clone(),
+            "updated" => updated.pop().unwrap(),
+            _ => unverified(),
+        };
+        assert_eq!(send(&app, case.request()).await, expected, "{}", case.name);
+        let response = app.clone().oneshot(case.request()).await.unwrap();
+        assert!(!response.headers().contains_key("set-cookie"), "{}", case.name);
+        let body = axum::body::to_bytes(response.into_body(), usize::MAX).await.unwrap();
+        assert_eq!(body, "", "{}", case.name);
+    }
+    assert_eq!(site.counts().await, (1, 1));
+}
+
+/// Whoever has captured a delivery can send it again under another id.
+#[tokio::test]
+async fn body_of_razorpay_under_another_id_is_a_duplicate_by_its_content_identity() {
+    let captured = case(provider::RAZORPAY, "captured");
+    let keys = provider::RAZORPAY.extractor();
+    for (keys, replayed) in [(keys.clone(), ran()), (keys.content_identity(), duplicate())] {
+        let verify = VerifyLayer::new(captured.verifier(provider::RAZORPAY));
+        let app = Site::new(keys, verify).right();
+        for (id, expected) in [("Evt1", ran()), ("Evt1", duplicate()), ("Evt2", replayed)] {
+            let mut request = captured.request();
+            request.headers_mut().insert("x-razorpay-event-id", HeaderValue::from_static(id));
+            assert_eq!(send(&app, request).await, expected, "{id}");
+        }
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn body_that_does_not_arrive_is_not_verified() {
     let verify = VerifyLayer::from_fn(|_, _, _| panic!("there is nothing to check"));

@@ -5,6 +5,7 @@
     reason = "what cannot be unwrapped fails the test"
 )]
 
+mod echo;
 mod errors;
 mod layers;
 mod own;

@@ -13,9 +13,10 @@ pub(crate) fn row(sender: Preset) -> [&'static str; 4] {
 
 fn rows() -> Vec<[&'static str; 4]> {
     let page = include_str!("../../src/docs/verification.md");
-    let rows = page.lines().filter_map(|line| line.strip_prefix("| ")?.strip_suffix('|'));
+    let (_, section) = page.split_once("\n# Who signs what\n").unwrap();
+    let (section, _) = section.split_once("\n# ").unwrap();
+    let rows = section.lines().filter_map(|line| line.strip_prefix("| ")?.strip_suffix('|'));
     let cells = |row: &'static str| row.split('|').map(str::trim).collect::<Vec<_>>();
-    // The rows of other tables have fewer cells.
     rows.filter_map(|row| cells(row).try_into().ok()).skip(1).collect()
 }
 

@@ -11,7 +11,7 @@ use http::request::Parts;
 use http::{HeaderValue, Request, Uri, header};
 use sha1::Sha1;
 use tower_dedup::provider::{self, Preset};
-use tower_dedup::verify::{Refusal, VerifierError};
+use tower_dedup::verify::{Part, Refusal, Scheme, VerifierError};
 
 use crate::vectors::{
     Case, VECTORS, at, case, cases, genuine, senders, signature_header, signed_by, signs_time,
@@ -94,7 +94,7 @@ fn another_body_secret_or_signature_is_refused() {
 fn signature_is_valid_for_five_minutes_before_and_after() {
     const TIME: i64 = 1_753_900_006;
     let timed: Vec<_> = senders().into_iter().filter(signs_time).collect();
-    assert_eq!(timed.len(), 9);
+    assert_eq!(timed.len(), 11);
     for sender in timed {
         let [secret, private] = test_secrets(sender.scheme());
         let id = match sender.name() {
@@ -195,6 +195,7 @@ fn id_outside_the_signature_can_be_changed() {
         (provider::SHOPIFY, "x-shopify-webhook-id"),
         (provider::TWILIO, "i-twilio-idempotency-token"),
         (provider::BOX, "box-delivery-id"),
+        (provider::RAZORPAY, "x-razorpay-event-id"),
     ] {
         for (_, mut case) in genuine().into_iter().filter(|(of, _)| *of == sender) {
             case.headers.retain(|name, _| !name.eq_ignore_ascii_case(header));
@@ -499,5 +500,32 @@ fn hubspot_decodes_the_query_and_not_the_path() {
         head.uri = sent.parse().unwrap();
         let verifier = provider::HUBSPOT.verifier_at("https://h", secret).unwrap();
         assert_eq!(verifier.verify(&head, b"", now).is_ok(), accepted, "{signed} {sent}");
+    }
+}
+
+/// RFC 3339 allows lower-case letters and a space, too. No sender writes them.
+#[test]
+fn date_is_read_as_senders_write_it_only() {
+    const DATED: Scheme = Scheme::hmac_sha256("x-code", &[Part::Rfc3339("x-time"), Part::Body]);
+    let verifier = DATED.verifier("secret").unwrap().tolerance(Duration::ZERO);
+    for (time, seconds) in [
+        ("1969-12-31T23:59:59Z", Some(-1)),
+        ("2000-02-29T12:00:00.5Z", Some(951_825_600)),
+        ("2020-01-01T00:00:00-07:00", Some(1_577_862_000)),
+        ("2022-12-28T14:31:01.123456789+05:30", Some(1_672_218_061)),
+        ("2022-12-28 14:31:01Z", None),
+        ("2022-12-28t14:31:01Z", None),
+        ("2022-12-28T14:31:01z", None),
+        ("2022-12-28T14:31:01\u{2212}07:00", None),
+        ("2022-12-28T14:31:01", None),
+        ("2022-02-29T14:31:01Z", None),
+    ] {
+        let mac = Hmac::<sha2::Sha256>::new_from_slice(b"secret").unwrap().chain_update(time);
+        let code = base16ct::lower::encode_string(&mac.finalize().into_bytes());
+        let request = Request::post("/").header("x-code", code).header("x-time", time.as_bytes());
+        let (head, ()) = request.body(()).unwrap().into_parts();
+        let expected = seconds.map(|_| ()).ok_or(Refusal::Malformed("x-time"));
+        let now = at(seconds.unwrap_or(1_672_218_061));
+        assert_eq!(verifier.verify(&head, b"", now), expected, "{time}");
     }
 }

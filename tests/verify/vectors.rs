@@ -35,6 +35,17 @@ pub(crate) const VECTORS: &[(Preset, &str, usize, usize)] = &[
     (provider::HUBSPOT, include_str!("../payloads/hubspot/signature_vectors.json"), 4, 1),
     (provider::DISCORD, include_str!("../payloads/discord/signature_vectors.json"), 3, 3),
     (provider::BOX, include_str!("../payloads/box/signature_vectors.json"), 2, 3),
+    (provider::MESSENGER, include_str!("../payloads/github/signature_vectors.json"), 2, 1),
+    (provider::LINE, include_str!("../payloads/line/signature_vectors.json"), 3, 1),
+    (provider::ZOOM, include_str!("../payloads/zoom/signature_vectors.json"), 2, 3),
+    (provider::QUICKBOOKS, include_str!("../payloads/quickbooks/signature_vectors.json"), 2, 1),
+    (provider::XERO, include_str!("../payloads/xero/signature_vectors.json"), 2, 2),
+    (provider::RAZORPAY, include_str!("../payloads/razorpay/signature_vectors.json"), 2, 1),
+    (provider::MOLLIE, include_str!("../payloads/mollie/signature_vectors.json"), 2, 2),
+    (provider::GOCARDLESS, include_str!("../payloads/gocardless/signature_vectors.json"), 2, 1),
+    (provider::NOTION, include_str!("../payloads/notion/signature_vectors.json"), 2, 2),
+    (provider::INTERCOM, include_str!("../payloads/intercom/signature_vectors.json"), 2, 2),
+    (provider::WORKOS, include_str!("../payloads/workos/signature_vectors.json"), 3, 4),
 ];
 
 const IN_MILLIS: &[tower_dedup::verify::Part] = &[ItemMillis("t="), Text("."), BODY];

@@ -92,13 +92,21 @@ pub(super) async fn inbox(target: &Target) -> Option<Finding> {
     /// As the alert on the oldest row that waits.
     const LONGEST_WAIT: Duration = Duration::from_secs(3_600);
 
-    let count = async { Ok(target.inbox("webhook_inbox").await?.count().await?) };
+    let count = async {
+        let inbox = target.inbox("webhook_inbox").await?;
+        // It reads every column. Another version of the table may lack one.
+        inbox.show(0).await?;
+        Ok(inbox.count().await?)
+    };
     let counts = match count.await {
         Ok(counts) => counts,
         Err(Failure { message, .. }) if message == NO_INBOX => return None,
         Err(Failure { message, .. }) => {
             let found = format!("the table of the inbox cannot be read: {message}");
-            return Some(Finding::ok("inbox", "").error(Some(found), "see the other lines"));
+            return Some(Finding::ok("inbox", "").error(
+                Some(found),
+                "if it lacks a column, it is of another version: call `Inbox::migrate` of the version that runs",
+            ));
         }
     };
     let (parked, waiting): (Vec<_>, Vec<_>) =

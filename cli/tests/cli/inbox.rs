@@ -299,8 +299,10 @@ async fn doctor_sees_rows_that_are_parked_or_wait_for_long() {
         well.assert_finding("inbox", "ok", "1 rows wait, 1 are parked");
         // The file is that of an inbox alone.
         assert_eq!(well.said().contains("\"table\""), !is_sqlite, "{well:?}");
-        world.execute("ALTER TABLE webhook_inbox RENAME COLUMN parked TO reason").await;
-        doctor().await.assert_finding("inbox", "error", "cannot be read");
+        world.execute("ALTER TABLE webhook_inbox RENAME COLUMN last TO latest").await;
+        let other_version = doctor().await;
+        other_version.assert_finding("inbox", "error", "cannot be read");
+        other_version.assert_finding("inbox", "error", "another version: call `Inbox::migrate`");
     }
 }
 

@@ -50,6 +50,20 @@ async fn key_prints_each_outcome_as_one_line() {
     }
 }
 
+/// The first sample of each preset.
+#[tokio::test]
+async fn key_names_the_key_of_each_sender() {
+    let samples = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/payloads/constructed");
+    for preset in provider::ALL {
+        let file = format!("{samples}/{}.json", preset.name());
+        let sample: Value = serde_json::from_str(&std::fs::read_to_string(file).unwrap()).unwrap();
+        let mut found = printed(&[preset.name()], &sample[0].to_string()).await;
+        let identities = ["content_identity", "content_identities"];
+        found.as_object_mut().unwrap().retain(|name, _| !identities.contains(&&**name));
+        assert_eq!(found, sample[0]["expect"], "{preset:?}");
+    }
+}
+
 #[tokio::test]
 async fn key_prints_keys_as_they_are_stored() {
     let long = json!({ "headers": { "webhook-id": "x".repeat(256) } }).to_string();

@@ -14,7 +14,7 @@ use tower_dedup::adapter::contract::{
 };
 
 use crate::case::Case;
-use crate::driver::{FIRST, LEASE, SLACK, is_duplicate, key, leased, prepare};
+use crate::driver::{FIRST, LEASE, SLACK, complete_at_once, is_duplicate, key, leased, prepare};
 
 /// Completes these keys in a transaction, and commits it if that succeeds.
 async fn complete(store: &Case, keys: &[DedupKey], terms: &CallTerms) -> bool {
@@ -198,16 +198,19 @@ pub(super) async fn claims_beside_held_rows_return_at_once(store: Case) {
         prepare(&store, key.id(), &[(key.clone(), mine.clone())]).await;
     }
     let _held = join_all([&live, &lapsed, &released, &complete].map(|key| store.hold(key))).await;
-    rounds_end_at_once(50, async |round| {
-        let (new, other) = (key(&format!("new-{round}")), leased());
-        let claims = [&live, &lapsed, &released, &complete, &new];
-        let claims = join_all(claims.map(|key| adapter.claim(key, &other))).await;
-        let claims: Vec<_> = claims.into_iter().map(Result::unwrap).collect();
-        assert_eq!(claims[..3], [const { ClaimReply::InFlight }; 3]);
-        assert!(is_duplicate(&claims[3]), "{claims:?}");
-        assert_eq!(claims[4], FIRST);
-    })
-    .await;
+    for terms in [leased, complete_at_once] {
+        rounds_end_at_once(50, async |round| {
+            let other = terms();
+            let new = key(&format!("new-{round}, {:?}", other.permanence()));
+            let claims = [&live, &lapsed, &released, &complete, &new];
+            let claims = join_all(claims.map(|key| adapter.claim(key, &other))).await;
+            let claims: Vec<_> = claims.into_iter().map(Result::unwrap).collect();
+            assert_eq!(claims[..3], [const { ClaimReply::InFlight }; 3]);
+            assert!(is_duplicate(&claims[3]), "{claims:?}");
+            assert_eq!(claims[4], FIRST);
+        })
+        .await;
+    }
     // Its own row: an answer "in flight" would leave a lease that nobody holds.
     for key in [&live, &lapsed] {
         let unknown = adapter.claim(key, &mine).await.unwrap_err();

@@ -56,6 +56,8 @@
 //!   use, and lists the variables that it knows. So no route is unverified by mistake.
 //! - To change a secret, put the old one into the same variable with `_PREVIOUS` at the end, until the
 //!   sender uses the new one.
+//! - The receiver answers the handshakes of Slack, Twitch, Discord, Microsoft Graph and Event Grid, and of Zoom if it has
+//!   the secret.
 //! - Secrets are no options, because every user of the machine can read the command line of a process.
 //! - Twilio, Square and HubSpot sign the public URL, which a server behind a proxy does not see.
 //!   `--public-url https://hooks.example.com` sets the part before the path.
@@ -86,7 +88,6 @@
 //! end, and closes the store.
 
 mod effects;
-mod handshake;
 mod inbox;
 mod metrics;
 mod page;
@@ -103,10 +104,9 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::body::Bytes;
 use axum::extract::{Query, State};
 use axum::handler::Handler;
-use axum::http::{HeaderMap, StatusCode};
+use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodFilter, MethodRouter, get};
 use axum::{Json, Router, middleware};
@@ -445,7 +445,10 @@ impl Routes {
                 route = route.on(filter, handler);
             }
             let track = middleware::from_fn_with_state(self.running.clone(), running::track);
-            let route = route.layer(track);
+            let mut route = route.layer(track);
+            if let Some(echo) = secrets::echo(preset) {
+                route = route.layer(echo);
+            }
             let verify = verifier.map(|verifier| VerifyLayer::new(verifier.clone()));
             let route = layered(route, dedup, verify);
             router = router.route(&format!("/webhooks/{}", preset.name()), route);
@@ -495,15 +498,13 @@ impl Misbehaviour {
     }
 }
 
-/// The handler: runs for the first delivery of an event, and for each retry until it succeeds. A
-/// handshake has no `Delivery`. A multi-event delivery has several keys.
+/// The handler: runs for the first delivery of an event, and for each retry until it succeeds. A request without an
+/// event has no `Delivery`. A multi-event delivery has several keys.
 async fn receive(
     State(effects): State<Effects>,
     Query(misbehaviour): Query<Misbehaviour>,
-    headers: HeaderMap,
     delivery: Option<Delivery>,
-    body: Bytes,
-) -> Result<Response, StatusCode> {
+) -> Result<(), StatusCode> {
     misbehaviour.delay().await;
     misbehaviour.fail(delivery.as_ref())?;
     if let Some(delivery) = delivery {
@@ -512,7 +513,7 @@ async fn receive(
         }
         misbehaviour.delay_after().await;
     }
-    Ok(respond(&headers, &body))
+    Ok(())
 }
 
 /// The handler under the transactional ledger: its writes commit together with the keys. A request without keys
@@ -520,10 +521,8 @@ async fn receive(
 async fn receive_in<DB: Table>(
     State(effects): State<Effects>,
     Query(misbehaviour): Query<Misbehaviour>,
-    headers: HeaderMap,
     delivery: Option<Delivery>,
-    body: Bytes,
-) -> Result<Response, Response> {
+) -> Result<(), Response> {
     let refused = |error: CommitError| error.into_response();
     misbehaviour.delay().await;
     match (delivery, DB::pool(&effects)) {
@@ -540,11 +539,7 @@ async fn receive_in<DB: Table>(
         }
         _ => misbehaviour.fail(None).map_err(IntoResponse::into_response)?,
     }
-    Ok(respond(&headers, &body))
-}
-
-fn respond(headers: &HeaderMap, body: &[u8]) -> Response {
-    handshake::response(headers, body).unwrap_or_else(|| StatusCode::OK.into_response())
+    Ok(())
 }
 
 async fn list_effects(State(effects): State<Effects>) -> Result<Json<Vec<Effect>>, StatusCode> {

@@ -5,7 +5,7 @@ use std::collections::btree_map::Entry;
 use std::ffi::OsString;
 
 use tower_dedup::provider::{self, Preset};
-use tower_dedup::verify::{Verifier, VerifierError};
+use tower_dedup::verify::{EchoLayer, Verifier, VerifierError};
 
 const PREFIX: &str = "WEBHOOK_SECRET_";
 /// The suffix for the previous secret, while a secret changes.
@@ -61,6 +61,14 @@ pub(crate) fn secret_of(preset: &Preset) -> Option<String> {
     let variable = variable_of(preset);
     let secret = std::env::var(&variable);
     secret.or_else(|_| std::env::var(variable + PREVIOUS)).ok()
+}
+
+/// Returns the layer that answers the sender's handshakes. Meta's need a token of their own, which the receiver does not
+/// have.
+#[allow(dead_code, reason = "the tests of this file have no route")]
+pub(crate) fn echo(preset: &Preset) -> Option<EchoLayer> {
+    let secret = if *preset == provider::ZOOM { secret_of(preset) } else { None };
+    preset.echo(secret.as_deref()).ok()
 }
 
 /// Returns the presets with a scheme.

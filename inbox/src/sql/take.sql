@@ -20,5 +20,5 @@ UPDATE {table} AS r SET
   deaths = r.deaths + d.has_lapsed::int,
   last = CASE WHEN d.has_lapsed THEN 'its process died, or lost its turn' ELSE r.last END
 FROM s, d WHERE r.seq = d.seq
-RETURNING NOT d.has_lapsed AS is_ours, r.seq, r.version, r.namespace, r.keys, r.attempts, r.misrouted, r.answered, r.parked,
-  r.method, r.target, r.headers, CASE WHEN r.bytes <= 262144 THEN r.body END AS body, r.verified
+RETURNING NOT d.has_lapsed AS is_ours, r.seq, r.version, r.namespace, r.keys, r.attempts::int8, r.misrouted::int8, r.answered,
+  r.parked,  r.method, r.target, r.headers, CASE WHEN r.bytes <= 262144 THEN r.body END AS body, r.verified

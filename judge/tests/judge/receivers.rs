@@ -199,7 +199,6 @@ impl Receiver {
         judge.arg(format!("http://{}{}", place.address, place.path)).arg("--json");
         judge.args(["--sender", place.sender, "--secret-env", "JUDGE_SECRET"]);
         judge.args(&place.count).args(["--start", &place.start]).arg("--log").arg(&log);
-        // The effect is in the middle of what the judge tries: hang-ups after 300 and 900 ms, and kills.
         judge.arg("--slow").arg(file("slow", delivery("delay_ms=600&delay_after_ms=600")));
         judge.arg("--failing").arg(file("failing", delivery("fail_runs=1")));
         judge.args(["--patience", place.patience]);

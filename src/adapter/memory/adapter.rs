@@ -24,7 +24,8 @@ use crate::observe;
 const DEFAULT_STORED_BYTES: usize = 256 << 20;
 /// A shard holds so many keys, or up to twice as many: a call may wait while a shard grows.
 const SHARD_KEYS: usize = 1_600;
-/// An adapter that is asked for more than 100 million keys has larger shards, so that `usize::MAX` is a capacity too.
+/// An adapter that is asked for more than 100 million keys has larger shards, so that `usize::MAX`
+/// is a capacity too.
 const MOST_SHARDS: usize = 65_536;
 
 /// Stores keys in this process, for tests, development and services of a single process.
@@ -38,13 +39,13 @@ const MOST_SHARDS: usize = 65_536;
 /// # let _ = dedup;
 /// ```
 ///
-/// 1. Nothing survives a restart, and no other process sees the keys. **Behind a load balancer with two replicas,
-///    every event can run twice.**
-/// 2. The adapter is bounded, in keys and in the bytes of stored responses. A full one refuses new keys with
-///    [`StoreErrorKind::Full`] until keys expire: the layer answers new events 503, and still recognises duplicates. It logs
-///    a warning when it becomes fuller than four fifths.
-/// 3. A key is never evicted: its event would run again. For more keys, raise the capacity, shorten the retention, or
-///    use SQLite.
+/// 1. Nothing survives a restart, and no other process sees the keys. **Behind a load balancer with
+///    two replicas, every event can run twice.**
+/// 2. The adapter is bounded, in keys and in the bytes of stored responses. A full one refuses new
+///    keys with [`StoreErrorKind::Full`] until keys expire: the layer answers new events 503, and
+///    still recognises duplicates. It logs a warning when it becomes fuller than four fifths.
+/// 3. A key is never evicted: its event would run again. For more keys, raise the capacity, shorten
+///    the retention, or use SQLite.
 ///
 /// Not `Clone`: share the adapter in an [`Arc`](std::sync::Arc), which is an adapter too.
 ///
@@ -52,7 +53,8 @@ const MOST_SHARDS: usize = 65_536;
 ///
 /// The clock is monotonic, and follows `tokio::time::pause` and `tokio::time::advance` on the
 /// threads of the paused runtime: leases lapse and keys expire with paused time. Threads without a
-/// runtime use real time. With the feature `testing`, `advance` and `set_back` move the clock, paused or not.
+/// runtime use real time. With the feature `testing`, `advance` and `set_back` move the clock,
+/// paused or not.
 pub struct MemoryAdapter {
     shards: Box<[Mutex<Shard>]>,
     /// The bytes of the data that all rows store.
@@ -94,8 +96,8 @@ impl MemoryAdapter {
 
     /// Sets how many bytes the stored responses of all keys may take; 256 MiB by default.
     ///
-    /// Beyond it, new keys are refused until keys expire. Events that run already still complete, so the bytes may
-    /// exceed the bound by the responses of these.
+    /// Beyond it, new keys are refused until keys expire. Events that run already still complete,
+    /// so the bytes may exceed the bound by the responses of these.
     #[must_use]
     pub fn max_stored_bytes(mut self, bytes: usize) -> Self {
         self.max_stored_bytes = bytes;
@@ -123,7 +125,8 @@ impl MemoryAdapter {
     ) -> Result<T, StoreError> {
         self.check_open()?;
         let hash = self.hasher.hash(key.as_bytes());
-        // The upper half of the product is below the number of shards. The index does not use this half of the hash.
+        // The upper half of the product is below the number of shards. The index does not use this
+        // half of the hash.
         let product = u128::from(hash.h2) * (self.shards.len() as u128);
         let mut shard = self.lock(usize::try_from(product >> 64).unwrap_or_default());
         let now = self.clock.now();
@@ -131,7 +134,7 @@ impl MemoryAdapter {
         let operation = |row: &mut Option<MemoryRow>| operation(row, now);
         let (reply, is_nearly_full) =
             shard.update(Fingerprint([hash.h1, hash.h2]), has_room, now, operation)?;
-        // Without the lock: a subscriber may be slow, or call the store.
+        // The lock is released first: a subscriber may be slow, or call the store.
         drop(shard);
         // Once an hour.
         let (order, next) = (Ordering::Relaxed, |at| (now >= at).then_some(now + 3_600_000));

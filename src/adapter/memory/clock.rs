@@ -11,8 +11,8 @@ const YEAR: Duration = Duration::from_secs(365 * 86_400);
 /// Milliseconds since one year before the adapter was created.
 ///
 /// The clock is monotonic, so a change of the wall clock expires no key and ends no lease. It reads
-/// [`tokio::time::Instant::now`]: with tokio's feature `test-util`, it follows `tokio::time::pause` on
-/// the threads of the paused runtime.
+/// [`tokio::time::Instant::now`]: with tokio's feature `test-util`, it follows `tokio::time::pause`
+/// on the threads of the paused runtime.
 pub(super) struct Clock {
     start: Instant,
     offset_ms: AtomicU64,

@@ -1,7 +1,7 @@
 //! [`MemoryRow`]: the data of one key. [`MemoryCall`]: the operations on it.
 //!
-//! [`MemoryRow::state`] has the same rule as the rows of a database, which `sql::row` states. The conformance
-//! suite tests both.
+//! [`MemoryRow::state`] has the same rule as the rows of a database, which `sql::row` states. The
+//! conformance suite tests both.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -30,7 +30,8 @@ pub(super) struct MemoryRow {
 }
 
 impl MemoryRow {
-    /// Returns `None` for an expired row, which is equivalent to a missing one. A live lease never expires.
+    /// Returns `None` for an expired row, which is equivalent to a missing one. A live lease never
+    /// expires.
     pub(super) fn state(&self, now: u64) -> Option<KeyState> {
         match (self.is_complete, self.token) {
             (false, Some(_)) if self.ends_at > now => Some(KeyState::InFlight),
@@ -77,7 +78,8 @@ impl MemoryRow {
         stats.count(state, since(at, now));
     }
 
-    /// Returns the row of a released or forgotten key without attempts. It has expired, and no renewal revives it.
+    /// Returns the row of a released or forgotten key without attempts. It has expired, and no
+    /// renewal revives it.
     fn fence(now: u64) -> Self {
         Self { first_seen_at: now, expires_at: now, ..Self::default() }
     }
@@ -194,7 +196,8 @@ impl MemoryCall<'_> {
     }
 
     pub(super) fn complete(self, row: &mut Option<MemoryRow>) -> CompleteReply {
-        // An expired complete row counts as missing, and so does a fence. Another incomplete row does not.
+        // An expired complete row counts as missing, and so does a fence. Another incomplete row
+        // does not.
         let is_known = |row: &MemoryRow| {
             if row.is_complete { row.expires_at > self.now } else { row.attempts > 0 }
         };

@@ -48,7 +48,8 @@ pub(super) struct Shard {
     pub(super) rows: Rows,
     /// When each row is due. An entry is outdated if its row is due at another time, or is gone.
     ///
-    /// Most keys have one retention, so most entries come in their order, and a push takes one comparison.
+    /// Most keys have one retention, so most entries come in their order, and a push takes one
+    /// comparison.
     order: BinaryHeap<Reverse<(u64, Fingerprint)>>,
 }
 
@@ -57,8 +58,9 @@ impl Shard {
         Self { capacity, rows: Rows::default(), order: BinaryHeap::new() }
     }
 
-    /// Runs an operation on the row of a key, and stores the row, or removes it. A new row without room is refused.
-    /// Returns `true` beside the reply if the shard becomes fuller than four fifths.
+    /// Runs an operation on the row of a key, and stores the row, or removes it. A new row without
+    /// room is refused. Returns `true` beside the reply if the shard becomes fuller than four
+    /// fifths.
     ///
     /// This is the only way to a row, so no other call comes between the reading and the writing.
     pub(super) fn update<T>(

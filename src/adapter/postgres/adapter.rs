@@ -1,4 +1,5 @@
-//! [`PostgresAdapter`]: how it is made, and keys that a program records in a transaction of its own, without a layer.
+//! [`PostgresAdapter`]: its constructors, and keys that a program records in its own transaction,
+//! without a layer.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -47,16 +48,17 @@ impl PostgresAdapter {
     ///
     /// The URL's parameters `dedup_table` and `dedup_schema` name the table and its schema:
     /// `postgres://app@localhost/app?dedup_table=seen&dedup_schema=webhooks`. `sslmode` chooses
-    /// [TLS](#tls), with the feature `tls-rustls`, `tls-rustls-aws-lc-rs` or `tls-native-tls`; it needs and installs no
-    /// cryptographic provider of the process. The URL names one host: see [Failover](#failover).
+    /// [TLS](#tls), with the feature `tls-rustls`, `tls-rustls-aws-lc-rs` or `tls-native-tls`; it
+    /// needs and installs no cryptographic provider of the process. The URL names one host: see
+    /// [Failover](#failover).
     ///
     /// # Errors
     ///
-    /// [`StoreErrorKind::Config`](crate::StoreErrorKind::Config), with a [`ConfigError`] as its source, for a
-    /// URL that cannot be read, and for a URL that names several hosts or has
+    /// [`StoreErrorKind::Config`](crate::StoreErrorKind::Config), with a [`ConfigError`] as its
+    /// source, for a URL that cannot be read, and for a URL that names several hosts or has
     /// `target_session_attrs` or `load_balance_hosts`.
-    /// [`StoreErrorKind::Unavailable`](crate::StoreErrorKind::Unavailable) if the database cannot be
-    /// reached within 5 s.
+    /// [`StoreErrorKind::Unavailable`](crate::StoreErrorKind::Unavailable) if the database cannot
+    /// be reached within 5 s.
     ///
     /// [`ConfigError`]: crate::ConfigError
     pub async fn connect(url: &str) -> Result<Self, StoreError> {
@@ -67,7 +69,8 @@ impl PostgresAdapter {
     ///
     /// # Errors
     ///
-    /// Those of [`connect`](Self::connect), and [`StoreErrorKind::Config`](crate::StoreErrorKind::Config) for an invalid option.
+    /// Those of [`connect`](Self::connect), and
+    /// [`StoreErrorKind::Config`](crate::StoreErrorKind::Config) for an invalid option.
     pub async fn connect_with(url: &str, options: PostgresOptions) -> Result<Self, StoreError> {
         let (options, connect) = options.read_url(url)?;
         options.check()?;
@@ -83,25 +86,27 @@ impl PostgresAdapter {
         Ok(Self(Arc::new(PostgresStore::new(pool, options, false))))
     }
 
-    /// Returns an adapter over a pool of yours, on the database that your service uses anyway.
+    /// Returns an adapter over your own pool, on the database that your service already uses.
     ///
-    /// The adapter has [connections](PostgresOptions::connections) of its own, with the pool's hooks and connect options,
-    /// which are closed with the pool. So only transactions of handlers take a connection of yours.
-    /// [`close`](crate::adapter::maintenance::MaintenanceAdapter::close) leaves the pool open. For the size of the pool, see
-    /// [Connections](crate::guide::production#connections).
+    /// The adapter has [connections](PostgresOptions::connections) of its own, with the pool's
+    /// hooks and connect options, which are closed with the pool. So only transactions of handlers
+    /// take a connection of your pool.
+    /// [`close`](crate::adapter::maintenance::MaintenanceAdapter::close) leaves the pool open. For
+    /// the size of the pool, see [Connections](crate::guide::production#connections).
     #[must_use]
     pub fn new(pool: PgPool) -> Self {
         Self::with_options(pool, PostgresOptions::new())
     }
 
-    /// Returns an adapter over a pool of yours, with these options. An invalid option is the error
+    /// Returns an adapter over your own pool, with these options. An invalid option is the error
     /// ([`StoreErrorKind::Config`](crate::StoreErrorKind::Config)) of every call.
     #[must_use]
     pub fn with_options(pool: PgPool, options: PostgresOptions) -> Self {
         Self(Arc::new(PostgresStore::new(pool, options, true)))
     }
 
-    /// The version of the table that [`migrate`](Self::migrate) makes, as its version table stores it.
+    /// The version of the table that [`migrate`](Self::migrate) makes, as its version table stores
+    /// it.
     pub(crate) const SCHEMA_VERSION: i32 = super::schema::VERSION;
 
     /// Returns the statements that [`migrate`](Self::migrate) runs, for your own migrations.
@@ -119,14 +124,14 @@ impl PostgresAdapter {
     ///
     /// # Errors
     ///
-    /// [`StoreErrorKind::Refused`](crate::StoreErrorKind::Refused) if the schema may not be made here,
-    /// [`StoreErrorKind::Unavailable`](crate::StoreErrorKind::Unavailable) if the database cannot be reached or written;
-    /// the next call tries again.
+    /// [`StoreErrorKind::Refused`](crate::StoreErrorKind::Refused) if the schema may not be made
+    /// here, [`StoreErrorKind::Unavailable`](crate::StoreErrorKind::Unavailable) if the database
+    /// cannot be reached or written; the next call tries again.
     pub async fn migrate(&self) -> Result<(), StoreError> {
         usable(self)?.migrate().await
     }
 
-    /// Claims a key in a transaction of yours: the key is complete when, and only if, the transaction
+    /// Claims a key in your own transaction: the key is complete when, and only if, the transaction
     /// commits.
     ///
     #[doc = include_str!("../../docs/stores/postgres_record_in.md")]

@@ -17,7 +17,8 @@ use super::statements::{PostgresStatements, of_generation};
 use crate::error::StoreError;
 use crate::key::DedupKey;
 
-/// Makes the statement that completes these keys. `idle` bounds an idle transaction, unless its handler may run longer.
+/// Makes the statement that completes these keys. `idle` bounds an idle transaction, unless its
+/// handler may run longer.
 pub(super) fn completion(
     (statements, generation): (&PostgresStatements, Option<u32>),
     idle: Option<Duration>,
@@ -34,8 +35,8 @@ fn parameter(own: &OwnCompletion) -> String {
     own.json(idle_ms(own), |key, sha256| json!({ "key": hash(key), "sha256": sha256 }))
 }
 
-/// Returns the bound on an idle transaction in milliseconds. The setting of Postgres has 31 bits, and no honest handler is
-/// ended by it.
+/// Returns the bound on an idle transaction in milliseconds. The setting of Postgres has 31 bits,
+/// and no honest handler is ended by it.
 fn idle_ms(own: &OwnCompletion) -> Option<i32> {
     match own.database {
         OwnDatabase::Postgres { idle, .. } => {
@@ -53,11 +54,11 @@ impl CompletionDatabase for Postgres {
 
     const TEST_TIMEOUT: Option<Duration> = Some(Duration::from_secs(1));
 
-    /// The transaction begins by one message. A SELECT would forbid the handler's `SET TRANSACTION`, and
-    /// nothing here is conditional without one.
+    /// The transaction begins by one message. A SELECT would forbid the handler's
+    /// `SET TRANSACTION`, and nothing here is conditional without one.
     ///
-    /// `NOT DEFERRABLE` is the default, and an error in a transaction that has executed a statement. A plain
-    /// BEGIN would join it, and commit what somebody else has written.
+    /// `NOT DEFERRABLE` is the default, and an error in a transaction that has executed a
+    /// statement. A plain BEGIN would join it, and commit what somebody else has written.
     async fn connect<E: From<StoreError> + From<sqlx::Error> + Send>(
         completion: &Completion,
         pool: &PgPool,

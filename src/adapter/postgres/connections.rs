@@ -1,17 +1,21 @@
-//! The adapter's connections: lent for one statement, and closed if the reply does not come.
+//! The adapter's connections: each is taken for one statement, and closed if the reply does not
+//! come.
 //!
 //! A connection may stop carrying bytes without a reset: the server's machine is gone, or a
 //! firewall has forgotten the flow. sqlx sets no TCP keepalive and gives a statement no timeout, so
 //! the adapter sets the timeouts.
 //!
-//! 1. The adapter uses connections of its own, beside the user's pool, so that no statement runs in a transaction that the
-//!    user has leaked. A private pool opens them, with the hooks and the connect options of the user's: rotated
-//!    credentials take effect. It holds none, because sqlx takes a connection back by a ping that has no bound.
-//! 2. A statement that takes too long, or whose caller is dropped, is abandoned: its connection is closed, and its outcome
-//!    is unknown.
-//! 3. If one statement is late, or one connection has failed, the idle connections may have failed too: they are closed.
-//! 4. The connections end with the user's pool: the task that purges sees its end. Otherwise a database could not be
-//!    dropped after its pool was closed, as `#[sqlx::test]` does, while a handle to the adapter exists.
+//! 1. The adapter has connections of its own, so that no statement runs in a transaction that the
+//!    user has leaked. A private pool opens them, with the hooks and the connect options of the
+//!    user's pool, so that rotated credentials take effect. The private pool keeps no connection,
+//!    because sqlx pings a returned connection without a time limit.
+//! 2. A statement that takes too long, or whose caller is dropped, is abandoned: its connection is
+//!    closed, and its outcome is unknown.
+//! 3. If one statement is late, or one connection has failed, the idle connections may have failed
+//!    too: they are closed.
+//! 4. The connections are closed with the user's pool: the task that purges detects its end.
+//!    Otherwise a database could not be dropped after its pool was closed, as `#[sqlx::test]` does,
+//!    while a handle to the adapter exists.
 //!
 //! [`Senders`](super::senders::Senders) bounds the sessions of abandoned statements.
 
@@ -37,15 +41,16 @@ const CONNECT: Duration = Duration::from_secs(2);
 const LATE: Duration = Duration::from_millis(500);
 /// How long a connection stays open that nothing needs. A firewall forgets an idle flow later.
 const IDLE: Duration = Duration::from_secs(60);
-/// Ends the session of an abandoned statement on the server, whatever it waits for: its connection is closed. For the
-/// session, because a statement waits for the table's lock before it could set anything. A pooler may give the session
-/// to others, whom the setting does not disturb.
+/// Ends the session of an abandoned statement on the server, whatever it waits for: its connection
+/// is closed. For the session, because a statement waits for the table's lock before it could set
+/// anything. A pooler may give the session to others, whom the setting does not disturb.
 const CHECK_CLIENT: &str = "SELECT set_config('client_connection_check_interval', '1s', false) \
      WHERE current_setting('client_connection_check_interval') = '0'";
 /// How often a statement is repeated that conflicted with another, or whose connection was gone.
 const REPEATS: usize = 6;
-/// Whether the server does not run the statement that begins with `{probe}`. True only if the reply can be trusted: the
-/// server is no standby, and the view shows the statements of this role, such as this one.
+/// Whether the server does not run the statement that begins with `{probe}`. True only if the reply
+/// can be trusted: the server is no standby, and the view shows the statements of this role, such
+/// as this one.
 const IS_LOST: &str = "SELECT NOT pg_is_in_recovery() \
      AND bool_or(pid = pg_backend_pid() AND starts_with(query, {tag})) \
      AND NOT bool_or(state = 'active' AND starts_with(query, {probe})) \
@@ -105,12 +110,14 @@ impl Connections {
         }
     }
 
-    /// Runs one statement within `bound`; without `bind`, statements without parameters as one message. Returns its rows.
+    /// Runs one statement within `bound`; without `bind`, statements without parameters as one
+    /// message. Returns its rows.
     ///
     /// The statement is repeated after a conflict, and if its connection turns out to be gone: a
     /// statement that is repeated with its token has the same result. A repetition may be refused
-    /// because the server still runs the statement whose reply was lost: the outcome is unknown then.
-    /// A statement that has used up its time is not repeated, because its caller has stopped waiting.
+    /// because the server still runs the statement whose reply was lost: the outcome is unknown
+    /// then. A statement that has used up its time is not repeated, because its caller has stopped
+    /// waiting.
     pub(super) async fn fetch(
         &self,
         permission: &Permission,
@@ -144,8 +151,8 @@ impl Connections {
         }
     }
 
-    /// Returns the connection that was used last, or opens one. If its runtime has ended, the statement fails at once
-    /// and is repeated.
+    /// Returns the connection that was used last, or opens one. If its runtime has ended, the
+    /// statement fails at once and is repeated.
     async fn lend(&self) -> Result<Own, sqlx::Error> {
         if self.is_closed() {
             return Err(sqlx::Error::PoolClosed);
@@ -176,8 +183,8 @@ impl Connections {
         Ok(Own { connection, options, opened: now, used: now })
     }
 
-    /// Returns why no connection opens, early enough for the record of a caller. While a server refuses connections,
-    /// sqlx tries again, and at last says only that its time is up.
+    /// Returns why no connection opens, early enough for the record of a caller. While a server
+    /// refuses connections, sqlx tries again, and at last says only that its time is up.
     async fn refusal(&self) -> sqlx::Error {
         sleep(CONNECT / 2).await;
         let options = self.pool.connect_options();
@@ -210,8 +217,8 @@ impl Connections {
         fetched
     }
 
-    /// Waits for the reply to a statement until `bound`; for that to a probe, which has a mark, no longer than the server
-    /// runs it.
+    /// Waits for the reply to a statement until `bound`; for that to a probe, which has a mark, no
+    /// longer than the server runs it.
     async fn reply(
         &self,
         connection: &mut PgConnection,
@@ -247,8 +254,8 @@ impl Connections {
         reply.unwrap_or_else(|_| Err(timed_out()))
     }
 
-    /// Returns once the server says that it does not run the probe with this mark. Asks as often as another statement may
-    /// take.
+    /// Returns once the server says that it does not run the probe with this mark. Asks as often as
+    /// another statement may take.
     async fn lost(&self, mark: &str) {
         let values = [("tag", &*literal(TAG)), ("probe", &*literal(mark))];
         let sql: Arc<str> = [TAG, &fill(IS_LOST, &values)].concat().into();
@@ -280,7 +287,8 @@ impl Connections {
         self.private.is_closed() || self.pool.is_closed()
     }
 
-    /// Locks the idle connections, and closes those that are too old, or were opened with other options.
+    /// Locks the idle connections, and closes those that are too old, or were opened with other
+    /// options.
     fn idle(&self) -> MutexGuard<'_, Vec<Own>> {
         let (options, longest) =
             (self.pool.connect_options(), self.pool.options().get_max_lifetime());

@@ -76,7 +76,7 @@ impl MaintenanceAdapter for PostgresAdapter {
             let bind = move |query: BoundQuery| {
                 query
                     .bind(after)
-                    // The numbers of `sql/state.sql`.
+                    // The numbers of `sql/list.sql`.
                     .bind(filter.state.map(|state| state as i32 + 1))
                     .bind(filter.namespace.clone())
                     .bind(filter.since.map(since_ms))

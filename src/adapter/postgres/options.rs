@@ -28,8 +28,9 @@ const CHOOSES: [&str; 2] = ["target_session_attrs", "load_balance_hosts"];
 /// assert!(format!("{options:?}").contains("webhooks"));
 /// ```
 ///
-/// A name is quoted in every statement. It matches `[A-Za-z_][A-Za-z0-9_]{0,47}`, and does not begin with `sqlite_`.
-/// [`connect_with`](super::PostgresAdapter::connect_with) reports an invalid option; without it, the first call does.
+/// A name is quoted in every statement. It matches `[A-Za-z_][A-Za-z0-9_]{0,47}`, and does not
+/// begin with `sqlite_`. [`connect_with`](super::PostgresAdapter::connect_with) reports an invalid
+/// option; without it, the first call does.
 #[derive(Debug, Clone)]
 #[must_use]
 pub struct PostgresOptions {
@@ -42,9 +43,9 @@ pub struct PostgresOptions {
 }
 
 impl PostgresOptions {
-    /// Returns the defaults: the table `webhook_deliveries` in the first schema of the `search_path`,
-    /// two connections for batches, [`Purging::new`], 5 s for a statement, and 60 s for an idle transaction of a handler.
-    /// Claims under a lease do not wait for the disk.
+    /// Returns the defaults: the table `webhook_deliveries` in the first schema of the
+    /// `search_path`, two connections for batches, [`Purging::new`], 5 s for a statement, and 60 s
+    /// for an idle transaction of a handler. Claims under a lease do not wait for the disk.
     pub fn new() -> Self {
         Self {
             sql: SqlOptions::new(),
@@ -62,14 +63,15 @@ impl PostgresOptions {
         self
     }
 
-    /// Sets how often expired keys are deleted, in the background; [`Purging::off`] deletes nothing.
+    /// Sets how often expired keys are deleted, in the background; [`Purging::off`] deletes
+    /// nothing.
     pub fn purging(mut self, purging: Purging) -> Self {
         self.sql.purging = purging;
         self
     }
 
-    /// Sets the table's schema. By default it is the first schema of the `search_path`: that in which
-    /// the first call finds the table, or makes it.
+    /// Sets the table's schema. By default it is the first schema of the `search_path`: that in
+    /// which the first call finds the table, or makes it.
     pub fn schema(mut self, schema: &str) -> Self {
         self.schema = Some(schema.to_owned());
         self
@@ -77,33 +79,37 @@ impl PostgresOptions {
 
     /// Sets whether a call makes the table if it is missing. The default is `true`.
     ///
-    /// With `false`, such a call returns [`StoreErrorKind::Refused`](crate::StoreErrorKind::Refused), and only
+    /// With `false`, such a call returns
+    /// [`StoreErrorKind::Refused`](crate::StoreErrorKind::Refused), and only
     /// [`migrate`](super::PostgresAdapter::migrate) makes the table.
     pub fn make_table(mut self, make: bool) -> Self {
         self.makes_table = make;
         self
     }
 
-    /// Sets whether a claim under a lease waits for the disk. The default is `false`: it commits with
-    /// `synchronous_commit = off`, unless the server has a synchronous standby (`synchronous_standby_names`).
-    /// Completions, and claims that are complete at once, always wait.
+    /// Sets whether a claim under a lease waits for the disk. The default is `false`: it commits
+    /// with `synchronous_commit = off`, unless the server has a synchronous standby
+    /// (`synchronous_standby_names`). Completions, and claims that are complete at once, always
+    /// wait.
     ///
-    /// A crash of the *database* can lose a claim of its last moments that did not wait. The event's retry then runs
-    /// beside the handler.
+    /// A crash of the *database* can lose a recent claim that did not wait. The event's retry then
+    /// runs while the first handler still runs.
     pub fn durable_claims(mut self, durable: bool) -> Self {
         self.durable_claims = durable;
         self
     }
 
-    /// Sets how many connections send batches at the same time. The default is 2. Each needs a core of the database.
+    /// Sets how many connections send batches at the same time. The default is 2. Each needs a core
+    /// of the database.
     ///
-    /// Calls that arrive while a batch is under way are sent together in the next one: up to 1,024 keys with the same
-    /// retention, lease and stored data in a statement. A call that is alone is sent at once. Up to 16,384 calls wait;
-    /// past that, claims are refused.
+    /// Calls that arrive while a batch is under way are sent together in the next one: up to 1,024
+    /// keys with the same retention, lease and stored data in a statement. A call that is alone is
+    /// sent at once. Up to 16,384 calls wait; past that, claims are refused.
     ///
-    /// The connections are beside the pool, with its options. While batches take longer than 500 ms, up to as many more
-    /// are opened, because the others may have fallen silent. Calls that wait for a locked row have as many, and purges,
-    /// calls of operators and reads of stored responses have four. A connection is opened when it is needed.
+    /// The connections are not part of the pool, but have its options. While batches take longer
+    /// than 500 ms, up to as many more are opened, because the others may have become silent. Calls
+    /// that wait for a locked row have as many, and purges, calls of operators and reads of stored
+    /// responses have four. A connection is opened when it is needed.
     ///
     /// 0 is invalid.
     pub fn connections(mut self, connections: usize) -> Self {
@@ -113,12 +119,13 @@ impl PostgresOptions {
 
     /// Sets how long one statement may take. The default is 5 s.
     ///
-    /// After that its connection is closed and its outcome is unknown, so that a connection that has
-    /// fallen silent, without a reset, costs this time once and no more. Choose more than the layer's
-    /// `store_timeout`, which ends the wait of a caller. Choose less than a third of the lease, so that a
-    /// renewal that was lost can be made again. Statements of a purge, of statistics and of a list have six
-    /// times as long; migrating has ten minutes. A call of an operator ends within the time of one statement, with
-    /// [`StoreErrorKind::Timeout`](crate::StoreErrorKind::Timeout); `forget`, which reads and writes, within two.
+    /// After that, its connection is closed, and its outcome is unknown. So a connection that has
+    /// become silent, without a reset, costs this time only once. Choose more than the layer's
+    /// `store_timeout`, which ends the wait of a caller. Choose less than a third of the lease, so
+    /// that a renewal that was lost can be made again. Statements of a purge, of statistics and of
+    /// a list have six times as long; migrating has ten minutes. A call of an operator ends within
+    /// the time of one statement, with [`StoreErrorKind::Timeout`](crate::StoreErrorKind::Timeout);
+    /// `forget`, which reads and writes, within two.
     ///
     /// A time below 1 ms or above a day is invalid.
     pub fn statement_timeout(self, timeout: Duration) -> Self {
@@ -126,13 +133,15 @@ impl PostgresOptions {
     }
 
     /// Sets how long a handler's transaction may be idle. The default is 60 s, or
-    /// [`handler_timeout`](crate::DedupLayer::handler_timeout) if that is longer; `None` leaves it to the server.
+    /// [`handler_timeout`](crate::DedupLayer::handler_timeout) if that is longer; `None` leaves it
+    /// to the server.
     ///
-    /// After that the server ends the session and rolls back: without a bound, a process that hangs in its transaction, or
-    /// whose machine has vanished, would hold its rows for ever, and the retry of its event would wait for them.
-    /// [`Delivery::begin`](crate::Delivery::begin) sets `idle_in_transaction_session_timeout` for its transaction, whatever
-    /// the session has; the handler may change it by `SET LOCAL`. A completion by another driver sets it where the session
-    /// has none. A time that is spent in a statement does not count.
+    /// After that the server ends the session and rolls back: without a bound, a process that hangs
+    /// in its transaction, or whose machine has vanished, would hold its rows for ever, and the
+    /// retry of its event would wait for them. [`Delivery::begin`](crate::Delivery::begin) sets
+    /// `idle_in_transaction_session_timeout` for its transaction, and ignores the value of the
+    /// session; the handler may change it by `SET LOCAL`. A completion by another driver sets it
+    /// only if the session has none. Time in a statement does not count.
     ///
     /// A time below 1 ms or above a day is invalid.
     pub fn transaction_idle_timeout(self, timeout: impl Into<Option<Duration>>) -> Self {
@@ -143,8 +152,8 @@ impl PostgresOptions {
     ///
     /// # Errors
     ///
-    /// [`ConfigError`] for the first option with an invalid value. Without this call, it is the error of every call to the
-    /// store.
+    /// [`ConfigError`] for the first option with an invalid value. Without this call, it is the
+    /// error of every call to the store.
     pub fn checked(self) -> Result<Self, ConfigError> {
         self.check()?;
         Ok(self)
@@ -165,8 +174,8 @@ impl PostgresOptions {
     ///
     /// # Errors
     ///
-    /// [`ConfigError`], for a URL that [`connect_with`](super::PostgresAdapter::connect_with) refuses. The error does
-    /// not contain the URL.
+    /// [`ConfigError`], for a URL that [`connect_with`](super::PostgresAdapter::connect_with)
+    /// refuses. The error does not contain the URL.
     #[doc(hidden)]
     pub fn read_url(mut self, url: &str) -> Result<(Self, PgConnectOptions), ConfigError> {
         let (url, [table, schema]) = take_names(url, ["dedup_table", "dedup_schema"])?;
@@ -217,8 +226,8 @@ fn connect_options(url: &str) -> Result<PgConnectOptions, ConfigError> {
     Ok(options)
 }
 
-/// Returns `true` for a connection to another host that may do without TLS. A connection to this host
-/// passes over no network.
+/// Returns `true` for a connection to another host that may do without TLS. A connection to this
+/// host passes over no network.
 pub(super) fn may_be_plain_text(options: &PgConnectOptions) -> bool {
     let may_be_plain =
         matches!(options.get_ssl_mode(), PgSslMode::Disable | PgSslMode::Allow | PgSslMode::Prefer);

@@ -18,7 +18,8 @@ use crate::key::DedupKey;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Uuid(pub(super) u128);
 
-// The type numbers of the catalogue: <https://github.com/postgres/postgres/blob/master/src/include/catalog/pg_type.dat>.
+// The type numbers of the catalogue:
+// <https://github.com/postgres/postgres/blob/master/src/include/catalog/pg_type.dat>.
 const UUID: PgTypeInfo = PgTypeInfo::with_oid(Oid(2950));
 const UUID_ARRAY: PgTypeInfo = PgTypeInfo::with_oid(Oid(2951));
 
@@ -66,7 +67,8 @@ pub(super) fn key_hash(key: &DedupKey) -> u128 {
     u128::from_be_bytes(first)
 }
 
-/// Returns the index of the row of a batch that has the key of a returned row, which begins with it.
+/// Returns the index of the row of a batch that has the key of a returned row, which begins with
+/// it.
 pub(super) fn index_of(
     rows: &[&mut RowCall<'_>],
     returned: &PgRow,
@@ -86,10 +88,11 @@ pub(super) fn uuids(rows: &[&mut RowCall<'_>]) -> Vec<Uuid> {
     rows.iter().map(|row| Uuid(row.call.hash)).collect()
 }
 
-/// Binds the rows of a statement, `$1` to `$12`: the arrays of keys, namespaces, ids and tokens, the retention in
-/// milliseconds, the array of the events' types, the lease in milliseconds, the arrays of the payload's SHA-256 and of
-/// the response's status, headers and body, and the array of the times at which events of the past were handled. A
-/// statement may use fewer. Types, each column of stored data, and these times are null as a whole if no row has any.
+/// Binds the rows of a statement, `$1` to `$12`: the arrays of keys, namespaces, ids and tokens,
+/// the retention in milliseconds, the array of the events' types, the lease in milliseconds, the
+/// arrays of the payload's SHA-256 and of the response's status, headers and body, and the array of
+/// the times at which events of the past were handled. A statement may use fewer. Types, each
+/// column of stored data, and these times are null as a whole if no row has any.
 pub(super) fn bind_rows(query: BoundQuery, rows: &[&mut RowCall<'_>]) -> BoundQuery {
     let calls = || rows.iter().map(|row| &**row.call);
     let types = calls().any(|call| call.terms.event_type().is_some());
@@ -122,8 +125,8 @@ fn column<'c, T>(
     stores.then(|| calls.map(|call| of(&call.terms)).collect())
 }
 
-/// Returns a row that was read with as much of its stored data. Only the callers of the row fail if a
-/// column does not decode.
+/// Returns a row that was read with as much of its stored data. Only the callers of the row fail if
+/// a column does not decode.
 pub(super) fn read_row(row: &PgRow, fetch: Fetch) -> Row {
     let unreadable = |error| {
         // A row that is forgotten is named by its version.

@@ -27,8 +27,8 @@ impl PostgresStore {
         self.find_or_make(true, None).await
     }
 
-    /// Finds the table. Makes it if it is missing and this is allowed. A migration waits for `lock_timeout`
-    /// for another one.
+    /// Finds the table. Makes it if it is missing and this is allowed. A migration waits for
+    /// `lock_timeout` for another one.
     pub(super) async fn find_or_make(
         self: &Arc<Self>,
         may_make: bool,
@@ -55,7 +55,7 @@ impl PostgresStore {
         let name = TableName { schema, ..TableName::of(&self.options) };
         let statements = PostgresStatements::by_wait(&name, &self.options);
         let exists: bool = found.try_get("there").map_err(fault)?;
-        // Not for a call: a claim needs no index.
+        // A call skips this check, because a claim needs no index.
         if lock_timeout.is_none() && exists && !found.try_get("has_index").map_err(fault)? {
             return refused("preparing the Postgres schema: the table has no index on expires_at");
         }
@@ -115,15 +115,12 @@ pub(super) fn create_sql(name: &TableName) -> Vec<String> {
     create_schema.into_iter().chain(tables).map(|file| render(file, &values)).collect()
 }
 
-/// Returns the migration as one message: one implicit transaction, without a `BEGIN` that could stay
-/// open. Without a `lock_timeout`, it waits for other migrations and for open transactions.
+/// Returns the migration as one message: one implicit transaction, without a `BEGIN` that could
+/// stay open. Without a `lock_timeout`, it waits for other migrations and for open transactions.
 fn migration(statements: Vec<String>, lock_timeout: Option<Duration>) -> String {
     let wait = lock_timeout
         .map(|wait| format!("SELECT set_config('lock_timeout', '{}ms', true)", wait.as_millis()));
-    // A crash of the server must not remove a table that a process has found: the role of that process
-    // may lack the right to make it again.
-    let durable = format!("SELECT {}", render(include_str!("sql/durable.sql"), &[]));
-    let lock = render(include_str!("sql/migration_lock.sql"), &[]);
-    let statements = wait.into_iter().chain([lock, durable]).chain(statements);
+    let start = render(include_str!("sql/migration_start.sql"), &[]);
+    let statements = wait.into_iter().chain([start]).chain(statements);
     statements.map(|statement| statement + ";\n").collect()
 }

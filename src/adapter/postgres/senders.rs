@@ -1,18 +1,22 @@
-//! [`Senders`]: which sessions may send statements to the server, so that abandoned ones do not use up its sessions.
+//! [`Senders`]: which sessions may send statements to the server, so that abandoned ones do not use
+//! up its sessions.
 //!
-//! The server may still run an abandoned statement: its session waits for a lock, until the server notices that the
-//! client has gone; or for a disk or a standby. The adapter does not look for that session. Without a bound, each
-//! call would leave one more. So [`Senders`] counts them:
+//! The server may still run an abandoned statement: its session waits for a lock, until the server
+//! notices that the client has gone; or for a disk or a standby. The adapter does not look for that
+//! session. Without a bound, each call would leave one more. So [`Senders`] counts them:
 //!
-//! 1. An abandoned statement is counted until one succeeds that may wait for as much: see [`Work`].
-//! 2. From [`MOST`] on, only one session sends at a time, the *probe*, and the others wait for its end. Those that were
-//!    sending before may be abandoned too. Reads go on beside the probe while no read was abandoned, and then have a
-//!    probe of their own. So there are at most as many sessions as this number and the connections, [`OTHERS`] that read,
-//!    and the two probes.
-//! 3. A probe waits for as long as there have been so many, because one that is abandoned leaves one more session.
-//! 4. Its connection may fall silent meanwhile: the fault may end by a failover. So the adapter asks the server
-//!    over a new connection, again and again, whether it runs the probe. If not, the probe is abandoned at once: it
-//!    leaves no session on this server. If nobody answers, or the answer may be wrong, the probe waits on.
+//! 1. An abandoned statement is counted until a statement succeeds that may wait for the same: see
+//!    [`Work`].
+//! 2. From [`MOST`] on, only one session sends at a time, the *probe*, and the others wait for its
+//!    end. Statements that were sent before may be abandoned, too. Reads continue while no read was
+//!    abandoned; after that, they have a probe of their own. So the number of sessions is at most
+//!    the sum of [`MOST`], the connections, [`OTHERS`] that read, and the two probes.
+//! 3. A probe waits for as long as the count has been that high, because an abandoned probe leaves
+//!    one more session.
+//! 4. The connection of a probe may become silent meanwhile, as in a failover that ends the fault.
+//!    So the adapter asks the server repeatedly, over a new connection, whether it runs the probe.
+//!    If not, the probe is abandoned at once, because it leaves no session on this server. If no
+//!    answer comes, or the answer may be wrong, the probe continues to wait.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -26,10 +30,11 @@ use super::statements::TAG;
 const MOST: usize = 8;
 /// A probe has at least so many times as long as another statement.
 const PROBE: u32 = 12;
-/// How many sessions send beside the batches: those of operators, purges, and reads of stored responses.
+/// How many sessions send beside the batches: those of operators, purges, and reads of stored
+/// responses.
 pub(super) const OTHERS: usize = 4;
 
-/// What a statement may wait for. Each waits for what those before it wait for, too.
+/// What a statement may wait for. Each kind may also wait for what the kinds before it wait for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Work {
     /// Waits for a lock of the table.
@@ -67,7 +72,8 @@ impl Permission {
         self.probe.as_ref().map_or(usual, |(_, bound)| usual.max(*bound))
     }
 
-    /// Returns the statement as it is sent. That of a probe begins with a mark, by which the server is asked for it.
+    /// Returns the statement as it is sent. That of a probe begins with a mark, by which the server
+    /// is asked for it.
     pub(super) fn mark(&self, sql: &Arc<str>) -> (Arc<str>, Option<String>) {
         if !self.is_probe() {
             return (Arc::clone(sql), None);
@@ -82,8 +88,8 @@ pub(super) struct Senders {
     alone: Arc<Semaphore>,
     others: Arc<Semaphore>,
     probe: Arc<Semaphore>,
-    /// Reads have a probe of their own: one that was late, or whose caller has gone, must not hold up the others for as
-    /// long as a write waits.
+    /// Reads have a probe of their own: one that was late, or whose caller has gone, must not hold
+    /// up the others for as long as a write waits.
     read_probe: Arc<Semaphore>,
     pub(super) statement_timeout: Duration,
     abandoned: Mutex<Abandoned>,
@@ -91,9 +97,9 @@ pub(super) struct Senders {
 
 #[derive(Default)]
 struct Abandoned {
-    /// By [`Work`].
+    /// The abandoned statements, by [`Work`].
     counts: [usize; 3],
-    /// Since when they are too many.
+    /// The time since which there are too many.
     since: Option<time::Instant>,
 }
 
@@ -121,7 +127,7 @@ impl Senders {
         // No semaphore is ever closed.
         let acquire = async |of: &Arc<Semaphore>| Arc::clone(of).acquire_owned().await.ok();
         loop {
-            // Whoever waits for the turn holds no place: reads need the places.
+            // A sender that waits for the turn holds no place, because reads need the places.
             if !self.abandoned().hold_up(work) {
                 let place = match sender {
                     Sender::Batch => None,
@@ -156,7 +162,8 @@ impl Senders {
         }
     }
 
-    /// Notes that a statement has succeeded: no statement that may wait for no more than this one is held up any longer.
+    /// Notes that a statement has succeeded: no statement that may wait for no more than this one
+    /// is held up any longer.
     pub(super) fn succeeded(&self, work: Work) {
         let mut abandoned = self.abandoned();
         abandoned.counts[..=work as usize].fill(0);
@@ -178,10 +185,12 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    /// A read goes on beside the probe, and beside any number of writes that wait for it, unless a read was abandoned.
+    /// A read goes on beside the probe, and beside any number of writes that wait for it, unless a
+    /// read was abandoned.
     #[tokio::test(start_paused = true)]
     async fn only_one_session_sends_after_many_were_abandoned_until_one_succeeds() {
-        // An answer to a read says nothing of writes, nor one to a write that does not wait for the disk of those that do.
+        // An answer to a read says nothing of writes, nor one to a write that does not wait for the
+        // disk of those that do.
         for (lost, succeeded, is_over) in [
             (Work::Read, Work::Read, true),
             (Work::Read, Work::DurableWrite, true),

@@ -1,87 +1,65 @@
-//! The statements of the Postgres adapter: one file each, in the folder `sql`.
+//! The statements of the Postgres adapter: one file each, in the folder `sql`. Only the names of
+//! the tables, the time of a wait and the lines for [`Wait::PassOver`] are not as they are sent.
 //!
 //! `sql::row` defines the states of a row.
 //!
-//! 1. `key` is the first 16 bytes of the SHA-256 over namespace, line feed and id (a namespace holds no
-//!    control character). The names stand beside it to be read; no index covers them.
-//! 2. Statements hold row locks until they end, but an open transaction may hold them as long as a handler
-//!    runs. How a statement of a batch meets such a row, says [`Wait`]. `claim_existing`, `forget` and `purge` pass over
-//!    it, and a read needs no lock. `lock_timeout` is set for the statement only; the table's lock, which DDL takes,
-//!    has no such bound.
-//! 3. Every statement is as durable as `synchronous_commit = on`, whatever a role or a database is set
-//!    to; except claims under a lease, if the server has no synchronous standby.
-//! 4. The clock is `clock_timestamp()`, which advances while a statement waits. An insertion reads it once a row, before
-//!    it waits for a row that is then rolled back: no longer than rule 2 allows.
-//! 5. Rows are inserted and locked in the order of `key`, so that two batches never deadlock. Insertions
-//!    have no ORDER BY: the arrays are sorted, and `unnest` keeps their order. So does the nested loop with the one
-//!    row of `settings`, which no parallel worker shares, because `set_config` is not parallel safe.
-//! 6. `key` and `expires_at` are the only indexed columns. An update that leaves `expires_at` as it is, such as a
-//!    renewal or a completion, is a HOT update if its page has room.
-//! 7. Statements that run with every delivery do not join the table. Postgres plans the others again
-//!    each time, because a plan for any number of keys looks too expensive, and planning takes five
-//!    times as long as inserting a row.
-//! 8. Every statement takes any number of keys, and one retention and lease, because the calls of a batch have
-//!    equal terms. A batch of one call is the same statement.
+//! 1. `key` is the first 16 bytes of the SHA-256 over namespace, line feed and id (a namespace
+//!    holds no control character). The names stand beside it to be read; no index covers them.
+//! 2. Statements hold row locks until they end, but an open transaction may hold them as long as a
+//!    handler runs. [`Wait`] says what a statement of a batch does with such a row.
+//!    `claim_existing`, `forget` and `purge` pass over it, and a read needs no lock. `lock_timeout`
+//!    is set for the statement only; the table's lock, which DDL takes, has no such bound.
+//! 3. Every statement is as durable as with `synchronous_commit = on`, whatever the setting of a
+//!    role or a database. Claims under a lease are an exception if the server has no synchronous
+//!    standby.
+//! 4. The clock is `clock_timestamp()`, which advances while a statement waits. An insertion reads
+//!    it once a row, before it waits for a row that is then rolled back: no longer than rule 2
+//!    allows.
+//! 5. Rows are inserted and locked in the order of `key`, so that two batches never deadlock.
+//!    Insertions have no ORDER BY: the arrays are sorted, and `unnest` keeps their order. So does
+//!    the nested loop with the one row of `settings`, which no parallel worker shares, because
+//!    `set_config` is not parallel safe.
+//! 6. `key` and `expires_at` are the only indexed columns. An update that leaves `expires_at` as it
+//!    is, such as a renewal or a completion, is a HOT update if its page has room.
+//! 7. Statements that run with every delivery do not join the table. Postgres plans the others
+//!    again each time, because a plan for any number of keys looks too expensive, and planning
+//!    takes five times as long as inserting a row.
+//! 8. Every statement takes any number of keys, and one retention and lease, because the calls of a
+//!    batch have equal terms. A batch of one call is the same statement.
 //!
-//! The parameters of these statements are those of [`bind_rows`](super::params::bind_rows). The versions that were read
-//! come last. `forget` takes one key.
+//! The parameters of these statements are those of [`bind_rows`](super::params::bind_rows). The
+//! versions that were read come last. `forget` takes one key.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::super::maintenance::PURGE_GRACE;
-use super::super::sql::statement::{render, statements};
-use super::super::sql::{COUNTED, PORTION};
+use super::super::sql::statement::{render, statements, with_section};
 use super::options::PostgresOptions;
 
 /// The start of every statement: `pg_stat_activity` and the server's log show whose it is.
 pub(super) const TAG: &str = "/* tower-dedup */ ";
 
-/// How long an insertion waits for a row that an open transaction has inserted: longer than a COMMIT over a slow disk or
-/// to a standby takes, and shorter than a sender waits.
+/// How long an insertion waits for a row that an open transaction has inserted: longer than a
+/// COMMIT over a slow disk or to a standby takes, and shorter than a sender waits.
 const LOCK_TIMEOUT: &str = "100ms";
-/// How long a batch waits for a row that an open transaction holds, before it passes over such rows: longer than a
-/// COMMIT over a disk takes.
+/// How long a batch waits for a row that an open transaction holds, before it passes over such
+/// rows: longer than a COMMIT over a disk takes.
 const BRIEFLY: &str = "10ms";
 
-/// How the statement of a batch meets a row that an open transaction holds. The names of the folder `sql` stand for
-/// one statement of each.
+/// How the statement of a batch meets a row that an open transaction holds. The names of the folder
+/// `sql` stand for one statement of each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Wait {
-    /// Waits for 10 ms, and then fails. Looks for no such row, which takes a tenth to a fifth of the server's time.
+    /// Waits for 10 ms, and then fails. Looks for no such row, which takes a tenth to a fifth of
+    /// the server's time.
     Briefly,
-    /// Passes over it: an insertion leaves out the keys that have a row; a completion, a release and a renewal leave out
-    /// the rows that they cannot lock. Waits only for a row that an open transaction has inserted.
+    /// Passes over it: an insertion leaves out the keys that have a row; a completion, a release
+    /// and a renewal leave out the rows that they cannot lock. Waits only for a row that an open
+    /// transaction has inserted.
     PassOver,
     /// Waits nearly as long as the statement may run: then the server ends the wait.
     Long,
 }
-
-/// Leaves out a key that has a row: an insertion would wait for the transaction that holds it. With the keys in a
-/// subquery, Postgres keeps one plan for any number of keys. As a join, it takes twice the time for a few keys.
-const UNLESS_EXISTS: &str = "\n  WHERE a.key <> ALL (ARRAY(SELECT key FROM {table} WHERE key = ANY ((SELECT $1::uuid[])::uuid[])))";
-/// Leaves out a row that an open transaction holds.
-const UNLESS_LOCKED: &str =
-    "\n  WHERE NOT EXISTS (SELECT FROM locked_by_others AS l WHERE l.key = a.key)";
-
-/// Whether a row is released: by its token, and incomplete, unless its claim had no lease.
-const IS_RELEASED: &str =
-    "(t.token = excluded.token AND (t.completed_at IS NULL) = ($7::int8 IS NOT NULL))";
-/// The columns of stored data, and their arrays.
-const DATA: [&str; 2] = [
-    ", payload_sha256, response_status, response_headers, response_body",
-    ", $8::bytea[], $9::int2[], $10::text[], $11::bytea[]",
-];
-
-/// The column of the times at which events of the past were handled, and its array.
-const PAST: [&str; 2] = [", handled_at", ", $12::int8[]"];
-/// When the event of a claim was handled: now, or at the time of the call, which is not later. A null is ignored.
-const HANDLED_AT: &str =
-    "least(clock_timestamp(), timestamptz 'epoch' + a.handled_at * interval '1 millisecond')";
-
-/// How long a completion waits for its row, unless the handler has set a `lock_timeout`: a second transaction of the
-/// same handler may hold it. Not 2 s, which a handler may have chosen.
-const COMPLETION_TIMEOUT: &str = "1999ms";
 
 statements! {
     /// Every statement, with the table's name. A field is named after its file.
@@ -118,83 +96,42 @@ impl PostgresStatements {
     fn new(name: &TableName, options: &PostgresOptions, wait: Wait) -> Self {
         // 0 is no bound.
         let long = format!("{}ms", (options.statement_timeout.as_millis() * 9 / 10).max(1));
-        let passes = wait == Wait::PassOver;
-        let wait = [BRIEFLY, LOCK_TIMEOUT, &*long][wait as usize];
-        let table = ("table", &*name.quoted(""));
-        let durable = &*render(include_str!("sql/durable.sql"), &[]);
-        let claim_durable = render(include_str!("sql/claim_durable.sql"), &[("durable", durable)]);
-        let settings = |wait, durability| {
-            let values = [("wait", wait), ("durability", durability)];
-            render(include_str!("sql/settings.sql"), &values)
-        };
-        let locked_by_others = render(include_str!("sql/locked_by_others.sql"), &[table]);
-        let pass = |text: &str| if passes { render(text, &[table]) } else { String::new() };
-        let (unless_exists, unless_locked) = (pass(UNLESS_EXISTS), pass(UNLESS_LOCKED));
-        let rows_at = |now, past, attempts, completed_at, unless: &str| {
-            let [data, arrays] = if completed_at == "NULL" { [""; 2] } else { DATA };
-            let [handled_at, times] = if past { PAST } else { [""; 2] };
-            let values = [
-                table,
-                ("now", now),
-                ("handled_at", handled_at),
-                ("times", times),
-                ("attempts", attempts),
-                ("completed_at", completed_at),
-                ("unless", unless),
-                ("data", data),
-                ("arrays", arrays),
-            ];
-            render(include_str!("sql/rows.sql"), &values)
-        };
-        let rows = |attempts, completed_at, unless| {
-            rows_at("clock_timestamp()", false, attempts, completed_at, unless)
-        };
-        let claim_durable = if options.durable_claims { durable } else { &claim_durable };
         let values = [
-            table,
-            ("durable", durable),
-            ("settings", &*settings(wait, durable)),
-            ("claim_settings", &*settings(wait, claim_durable)),
-            ("renew_settings", &*settings(LOCK_TIMEOUT, durable)),
-            ("locked_by_others", &*locked_by_others),
-            ("pass_locked", if passes { &*locked_by_others } else { "" }),
-            ("unless_locked", &*unless_locked),
-            ("leased_rows", &*rows("1", "NULL", &unless_exists)),
-            ("claimed_rows", &*rows_at(HANDLED_AT, true, "1", "a.now", &unless_exists)),
-            ("complete_rows", &*rows("0", "a.now", &unless_locked)),
-            ("renewed_rows", &*rows("1", "NULL", UNLESS_LOCKED)),
-            ("handled_at", HANDLED_AT),
-            ("is_released", IS_RELEASED),
-            ("data", DATA[0]),
-            ("arrays", DATA[1]),
+            ("table", &*name.quoted("")),
+            ("wait", [BRIEFLY, LOCK_TIMEOUT, &*long][wait as usize]),
+            ("durable_claims", if options.durable_claims { "true" } else { "false" }),
             ("version_table", &*name.quoted("_schema")),
             ("version_name", &*literal(&format!(".\"{}_schema\"", name.table))),
             ("schema", &*name.schema.as_deref().map_or("current_schema()::text".into(), literal)),
             // Null where there is no such table.
             ("table_number", &*format!("to_regclass({})", literal(&name.quoted("")))),
-            ("completion_timeout", COMPLETION_TIMEOUT),
-            ("grace_ms", &*PURGE_GRACE.as_millis().to_string()),
-            ("counted", &*COUNTED.to_string()),
-            ("portion", &*PORTION.to_string()),
-            ("state", &*render(include_str!("sql/state.sql"), &[])),
         ];
-        Self::from_files(|file| [TAG, &render(file, &values)].concat().into())
+        Self::from_files(|file| {
+            let file = with_section(file, PASS_OVER, wait == Wait::PassOver);
+            [TAG, &render(&file, &values)].concat().into()
+        })
     }
 }
+
+/// The lines between this one and `-- end` are part of a statement only for [`Wait::PassOver`].
+const PASS_OVER: &str = "-- only to pass over rows:";
 
 /// A smaller table is read as fast as its index.
 const FEW_ROWS: usize = 256;
 
-/// Has statements planned again whenever the number of rows that this adapter has written has doubled.
+/// Has statements planned again whenever the number of rows that this adapter has written has
+/// doubled.
 ///
-/// On Postgres 15, after 300,000 rows, plans that were made for the empty table took 66 ms for a renewal, 82 ms for a claim
-/// that passes over locked rows and 197 ms for a take, in place of less than 1 ms.
+/// On Postgres 15, after 300,000 rows, plans that were made for the empty table took 66 ms for a
+/// renewal, 82 ms for a claim that passes over locked rows and 197 ms for a take, in place of less
+/// than 1 ms.
 ///
-/// Postgres reuses the plan of a prepared statement until the table is analyzed. A plan that was made for
-/// a tiny table reads all rows, also after the table has grown. So the text of a statement has a generation in a
-/// comment: no setting of the session is needed, which PgBouncer would give to others. If other processes fill the
-/// table, autovacuum analyzes it after a minute. The statements of a completion have it, too, on the handlers' connections:
-/// 15 ms in place of 0.4 ms after 60,000 rows. The text that other drivers get stays the same.
+/// Postgres reuses the plan of a prepared statement until the table is analyzed. A plan that was
+/// made for a tiny table reads all rows, also after the table has grown. So the text of a statement
+/// has a generation in a comment: no setting of the session is needed, which PgBouncer would give
+/// to others. If other processes fill the table, autovacuum analyzes it after a minute. The
+/// statements of a completion have it, too, on the handlers' connections: 15 ms in place of 0.4 ms
+/// after 60,000 rows. The text that other drivers get stays the same.
 #[derive(Debug, Default)]
 pub(super) struct Replanner(AtomicUsize);
 
@@ -255,4 +192,25 @@ pub(super) fn quoted(name: &str) -> String {
 /// Returns a string literal.
 pub(super) fn literal(text: &str) -> String {
     format!("'{}'", text.replace('\'', "''"))
+}
+
+#[cfg(all(test, feature = "testing"))]
+mod tests {
+    use super::*;
+
+    /// Rule 3. A purge may be lost in a crash.
+    #[test]
+    fn every_statement_that_writes_is_durable() {
+        let options = PostgresOptions::new();
+        for statements in PostgresStatements::by_wait(&TableName::of(&options), &options) {
+            let writes = |sql: &str| sql.contains("INSERT INTO") || sql.contains("UPDATE \"");
+            let all = statements.by_name().into_iter().filter(|(_, sql)| writes(sql));
+            let all: Vec<_> = all.collect();
+            for (name, sql) in &all {
+                assert!(sql.contains("IN ('off', 'local', 'remote_write')"), "{name}");
+                assert!(sql.contains("set_config('synchronous_commit', 'on', true)"), "{name}");
+            }
+            assert_eq!(all.len(), 9);
+        }
+    }
 }

@@ -1,22 +1,24 @@
-//! [`PostgresStore`]: the state that all handles of an adapter share. [`PostgresSession`]: the statements of
-//! calls, in a batch or in a transaction of the user's.
+//! [`PostgresStore`]: the state that all handles of an adapter share. [`PostgresSession`]: the
+//! statements of calls, in a batch or in a transaction of the user's.
 //!
 //! Each try handles the rows that have no reply yet, with at most one statement a step:
 //!
-//! 1. Read the rows. A row that decides the reply gives it. The first try begins at step 3, unless the adapter
-//!    reads first.
-//! 2. Take the existing rows that are free, each at the version that was read, and only for a caller that still
-//!    waits. A caller releases after it has stopped waiting, and the release raises the version. So a release is
-//!    a fence: a late take finds another version. A completion has no such step. A row at its version that an open
-//!    transaction holds is passed over: the claim is in flight.
-//! 3. Insert the missing rows. A completion also updates rows that are not complete. A renewal and a release have this
-//!    step only, and it replies to each row.
+//! 1. Read the rows. A row that decides the reply gives it. The first try begins at step 3, unless
+//!    the adapter reads first.
+//! 2. Take the existing rows that are free, each at the version that was read, and only for a
+//!    caller that still waits. A caller releases after it has stopped waiting, and the release
+//!    raises the version. So a release is a fence: a late take finds another version. A completion
+//!    has no such step. A row at its version that an open transaction holds is passed over: the
+//!    claim is in flight.
+//! 3. Insert the missing rows. A completion also updates rows that are not complete. A renewal and
+//!    a release have this step only, and it replies to each row.
 //!
 //! A row that was written in step 2 or 3 has its reply. A row may have none after [`TRIES`].
 //!
-//! A row that an open transaction holds delays no other row. The first batch that meets one waits for it briefly, and
-//! is then sent again by statements that pass over such rows, which cost more: see [`Wait`]. They are used for the next
-//! 10 s. A completion or a release of a row that was passed over is sent alone, beside the queue, and waits.
+//! A row that an open transaction holds delays no other row. The first batch that meets one waits
+//! for it briefly, and is then sent again by statements that pass over such rows, which cost more:
+//! see [`Wait`]. They are used for the next 10 s. A completion or a release of a row that was
+//! passed over is sent alone, beside the queue, and waits.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
@@ -46,7 +48,8 @@ use crate::key::DedupKey;
 pub(super) const PREPARING: &str = "preparing the Postgres schema";
 /// How long a migration that a call makes waits on the server for another one.
 const MIGRATION_WAIT: Duration = Duration::from_secs(5);
-/// For how long batches pass over rows that open transactions hold, after one has waited for such a row.
+/// For how long batches pass over rows that open transactions hold, after one has waited for such a
+/// row.
 const PASS_OVER_FOR: Duration = Duration::from_secs(10);
 
 /// The state that all handles of an adapter share.
@@ -58,12 +61,12 @@ pub(crate) struct PostgresStore {
     user_pool: bool,
     /// Held by the call that looks for the table, or makes it.
     pub(super) migration: Arc<tokio::sync::Mutex<()>>,
-    /// By [`Wait`]. They name the schema after the table is found: a `search_path` that changes later names no other
-    /// table.
+    /// The statements, by [`Wait`]. Once the table is found, they name its schema, so that a later
+    /// change of the `search_path` has no effect.
     statements: RwLock<[Arc<PostgresStatements>; 3]>,
-    /// Whether claims read before they insert: while at least half of their keys are known. An insertion shows without
-    /// extra cost whether a key is new; the row of a known key takes a second statement, and with it a duplicate costs
-    /// the server two to three times the CPU.
+    /// Whether claims read before they insert: while at least half of their keys are known. An
+    /// insertion shows without extra cost whether a key is new; the row of a known key takes a
+    /// second statement, and with it a duplicate costs the server two to three times the CPU.
     reads_first: AtomicBool,
     /// When a batch last waited for a row that an open transaction holds.
     waited_at: Mutex<Option<Instant>>,
@@ -108,12 +111,13 @@ impl PostgresStore {
         *self.waited_at.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
     }
 
-    /// Runs one statement beside the batches, within so many times the usual bound. It is its own transaction.
+    /// Runs one statement beside the batches, within so many times the usual bound. It is its own
+    /// transaction.
     ///
     /// # Errors
     ///
-    /// [`StoreErrorKind::Timeout`]: the bound is over. It holds for the turn and the statement together, because the
-    /// caller may have no bound of its own.
+    /// [`StoreErrorKind::Timeout`]: the bound is over. It holds for the turn and the statement
+    /// together, because the caller may have no bound of its own.
     pub(super) async fn fetch(
         self: &Arc<Self>,
         context: &'static str,
@@ -138,7 +142,8 @@ impl PostgresStore {
             if !permission.is_probe() {
                 return send(permission).await;
             }
-            // Abandoned with its caller, it would leave one more session. It is lost only if the runtime ends.
+            // Abandoned with its caller, it would leave one more session. It is lost only if the
+            // runtime ends.
             tokio::spawn(send(permission)).await.unwrap_or(Err(sqlx::Error::WorkerCrashed))
         };
         let fetched = timeout(bound, fetched).await;
@@ -187,8 +192,8 @@ impl SqlStore for PostgresStore {
         self.connections.close_idle();
     }
 
-    /// For one call at a time, and in a task of its own: a migration that was dropped would leave a session on the
-    /// server.
+    /// For one call at a time, and in a task of its own: a migration that was dropped would leave a
+    /// session on the server.
     async fn prepare(self: &Arc<Self>) -> Result<(), StoreError> {
         let store = Arc::clone(self);
         let turn = timeout(2 * MIGRATION_WAIT, Arc::clone(&self.migration).lock_owned());
@@ -218,8 +223,8 @@ impl SqlStore for PostgresStore {
         Ok(PostgresSession::new(Arc::clone(self), Link::Own(permission), wait))
     }
 
-    /// While writes wait for the probe, a claim reads beside the queue first: its key may be known, and a standby that is
-    /// missing delays no read.
+    /// While writes wait for the probe, a claim reads beside the queue first: its key may be known,
+    /// and a standby that is missing delays no read.
     async fn look_up(
         self: &Arc<Self>,
         key: &DedupKey,
@@ -295,8 +300,8 @@ impl RowExecutor for PostgresSession<'_> {
         let (is_row_error, is_locked) = (is_row_error(&error), is_locked(&error));
         let error = store_error(kind.context(), error);
         let error = if self.lost_reply { error.with_unknown_outcome() } else { error };
-        // A claim that stands alone and meets a row of an open transaction is in flight. After a lost reply, the
-        // claim may hold the row itself.
+        // A claim that stands alone and meets a row of an open transaction is in flight. After a
+        // lost reply, the claim may hold the row itself.
         if let [row] = &mut left[..]
             && kind.is_claim()
             && is_locked
@@ -314,14 +319,16 @@ impl<'c> PostgresSession<'c> {
         Self { store, link, wait, known: 0, lost_reply: false }
     }
 
-    /// Sends the statements for the rows without a reply. After an error, some more rows may have their reply.
+    /// Sends the statements for the rows without a reply. After an error, some more rows may have
+    /// their reply.
     pub(super) async fn run(
         &mut self,
         kind: Kind,
         rows: &mut [RowCall<'_>],
         mut reads: bool,
     ) -> Result<(), sqlx::Error> {
-        // A row that a statement has passed over may be locked for long. A completion also finds rows that are complete.
+        // A row that a statement has passed over may be locked for long. A completion also finds
+        // rows that are complete.
         let tries = match kind {
             Kind::Complete if self.wait == Wait::PassOver => 2,
             Kind::Claim | Kind::ClaimComplete | Kind::Complete => TRIES,
@@ -381,8 +388,8 @@ impl<'c> PostgresSession<'c> {
         Ok(unwritten)
     }
 
-    /// Inserts the rows of claims; completes, renews or releases rows. Replies for each row that it wrote, or that an
-    /// open transaction holds.
+    /// Inserts the rows of claims; completes, renews or releases rows. Replies for each row that it
+    /// wrote, or that an open transaction holds.
     async fn write(
         &mut self,
         kind: Kind,
@@ -402,8 +409,8 @@ impl<'c> PostgresSession<'c> {
         if kind.is_claim() {
             self.store.connections.replanner.note_rows(returned.len());
         }
-        // A statement that writes nothing waits for no disk and no standby. A renewal also returns rows that it has
-        // passed over.
+        // A statement that writes nothing waits for no disk and no standby. A renewal also returns
+        // rows that it has passed over.
         let is_written = |row: &PgRow| kind != Kind::Renew || matches!(row.try_get(1), Ok(false));
         if returned.iter().any(is_written) && matches!(self.link, Link::Own(_)) {
             self.store.connections.senders.succeeded(work(kind));
@@ -430,8 +437,9 @@ impl<'c> PostgresSession<'c> {
         Ok(())
     }
 
-    /// Takes existing rows at the versions that were found. Replies for each row that it wrote, or that an open
-    /// transaction holds: the claim is in flight. A row that this claim itself may hold has no reply.
+    /// Takes existing rows at the versions that were found. Replies for each row that it wrote, or
+    /// that an open transaction holds: the claim is in flight. A row that this claim itself may
+    /// hold has no reply.
     async fn take(
         &mut self,
         kind: Kind,

@@ -1,5 +1,6 @@
-//! [`RedisAdapter`]: how it is made, and its calls: one script for one key. A free row is taken by a second message, which
-//! names the version that the first one has read. `forget` writes in the same way.
+//! [`RedisAdapter`]: how it is made, and its calls: one script for one key. A free row is taken by
+//! a second message, which names the version that the first one has read. `forget` writes in the
+//! same way.
 
 use std::fmt;
 use std::sync::Arc;
@@ -51,9 +52,9 @@ impl RedisAdapter {
     ///
     /// # Errors
     ///
-    /// [`StoreErrorKind::Config`](crate::StoreErrorKind::Config), with a [`ConfigError`](crate::ConfigError) as its
-    /// source, for a URL that cannot be read, and for a server that evicts keys, is older than version
-    /// 6.0, or is of another kind than the URL says.
+    /// [`StoreErrorKind::Config`](crate::StoreErrorKind::Config), with a
+    /// [`ConfigError`](crate::ConfigError) as its source, for a URL that cannot be read, and for a
+    /// server that evicts keys, is older than version 6.0, or is of another kind than the URL says.
     /// [`StoreErrorKind::Unavailable`](crate::StoreErrorKind::Unavailable) or
     /// [`StoreErrorKind::Timeout`](crate::StoreErrorKind::Timeout) if the server cannot be reached.
     pub async fn connect(url: &str) -> Result<Self, StoreError> {
@@ -64,8 +65,8 @@ impl RedisAdapter {
     ///
     /// # Errors
     ///
-    /// Those of [`connect`](Self::connect), and [`StoreErrorKind::Config`](crate::StoreErrorKind::Config) for an option
-    /// that is not valid.
+    /// Those of [`connect`](Self::connect), and
+    /// [`StoreErrorKind::Config`](crate::StoreErrorKind::Config) for an option that is not valid.
     pub async fn connect_with(url: &str, options: RedisOptions) -> Result<Self, StoreError> {
         let mut endpoint = Endpoint::read(url)?;
         let prefix = endpoint.prefix.take();
@@ -79,7 +80,8 @@ impl RedisAdapter {
         }
     }
 
-    /// Returns an adapter over a client of yours: a `redis::Client`, a `SentinelClient` or a `ClusterClient`.
+    /// Returns an adapter over your own client: a `redis::Client`, a `SentinelClient` or a
+    /// `ClusterClient`.
     ///
     /// The first call connects. A server that may not be used refuses every call with
     /// [`StoreErrorKind::Refused`](crate::StoreErrorKind::Refused).
@@ -88,7 +90,7 @@ impl RedisAdapter {
         Self(Slot::new(client.into(), RedisOptions::new()))
     }
 
-    /// Returns an adapter over a client of yours, with these options. An invalid option is the error
+    /// Returns an adapter over your own client, with these options. An invalid option is the error
     /// ([`StoreErrorKind::Config`](crate::StoreErrorKind::Config)) of every call.
     #[must_use]
     pub fn with_options(client: impl Into<RedisClient>, options: RedisOptions) -> Self {
@@ -99,7 +101,7 @@ impl RedisAdapter {
     ///
     /// # Errors
     ///
-    /// Those of the connection to any primary. A refusal is a reply.
+    /// The errors of the connection to any primary. A refusal is a reply.
     pub(crate) async fn ask_primaries(
         &self,
         command: &Cmd,
@@ -111,10 +113,11 @@ impl RedisAdapter {
         Ok(replies.map(|(address, reply)| (address, reply.map_err(error))).collect())
     }
 
-    /// Makes a row a fence row: see [`MaintenanceAdapter::forget`](super::super::maintenance::MaintenanceAdapter::forget).
+    /// Makes a row a fence row: see
+    /// [`MaintenanceAdapter::forget`](super::super::maintenance::MaintenanceAdapter::forget).
     pub(super) async fn forget_key(&self, key: &DedupKey) -> Result<ForgetReply, StoreError> {
-        // The client of a cluster repeats a command by itself. So a row that has changed since it was read may have
-        // changed by this call, and what is there now is a later delivery's.
+        // The client of a cluster repeats a command by itself. So a row that has changed since it
+        // was read may have changed by this call, and what is there now is a later delivery's.
         let most = if self.0.client.is_cluster() { 1 } else { MOST_VERSIONS };
         let bound = Bound { is_once: true, ..self.0.bound("forgetting a key") };
         let reply = self.at_version(&self.call(&script::FORGET, key), bound, most).await?;
@@ -136,8 +139,8 @@ impl RedisAdapter {
         RedisRow::read(reply.values()?).ok_or_else(|| unreadable(bound.context)).map(Some)
     }
 
-    /// Sends a call that names no version, then the version of each reply that names one. Without a version, the
-    /// call may be sent again in any case, because it changes no row that is there.
+    /// Sends a call that names no version, then the version of each reply that names one. Without a
+    /// version, the call may be sent again in any case, because it changes no row that is there.
     ///
     /// # Errors
     ///
@@ -214,7 +217,8 @@ impl DedupAdapter for RedisAdapter {
             let bound = self.0.bound("claiming keys");
             let reply = self.at_version(&call, bound, MOST_VERSIONS).await;
             let mut claimed = reply.and_then(|reply| claimed(reply, terms.fetch()));
-            // The client of a cluster repeats a call by itself: the first attempt may have claimed the key.
+            // The client of a cluster repeats a call by itself: the first attempt may have claimed
+            // the key.
             if let Err(error) = &claimed
                 && error.kind() == StoreErrorKind::Refused
                 && self.0.client.is_cluster()
@@ -240,7 +244,8 @@ impl DedupAdapter for RedisAdapter {
             let call = self.call(&script::RELEASE, key).arg(terms.token().as_bytes());
             let bound = self.0.bound("releasing keys");
             match self.0.run(&call.arg(u8::from(on_claim)), bound).await {
-                // This token has not claimed a value of another program. An error would be repeated for minutes.
+                // This token has not claimed a value of another program. An error would be repeated
+                // for minutes.
                 Err(error) if error.kind() == StoreErrorKind::Corrupt => Ok(()),
                 // After a reply of another shape, the release has not returned.
                 reply => match ScriptReply::read(reply?, bound.context)?.case {

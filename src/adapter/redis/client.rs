@@ -23,26 +23,28 @@ use crate::error::{ConfigError, StoreError};
 /// A connection that carries nothing is probed after this time, so that a dead one is noticed.
 const KEEPALIVE: Duration = Duration::from_secs(15);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
-/// After this time without an acknowledgement, the kernel gives up a connection and what it still has to send.
+/// After this time without an acknowledgement, the kernel gives up a connection and what it still
+/// has to send.
 #[cfg(target_os = "linux")]
 const UNACKNOWLEDGED: Duration = Duration::from_secs(5);
 /// How many commands one connection queues before their callers wait.
 const QUEUED: usize = 1_024;
 
-/// A client of yours, for [`RedisAdapter::new`](crate::adapter::RedisAdapter::new): a `redis::Client`, a
-/// `SentinelClient` for the master, or a `ClusterClient`.
+/// Your own client, for [`RedisAdapter::new`](crate::adapter::RedisAdapter::new): a
+/// `redis::Client`, a `SentinelClient` for the master, or a `ClusterClient`.
 ///
-/// The adapter opens connections of its own by it, and opens them again when they break or fall silent. TLS,
-/// certificates, passwords and TCP settings are those of the client. The times of a call are those of
-/// [`RedisOptions`].
+/// The adapter opens its own connections through the client, and opens them again if they break or
+/// become silent. The client sets TLS, certificates, passwords and TCP options. [`RedisOptions`]
+/// sets the time limits of a call.
 ///
-/// A `SentinelClient` or `ClusterClient` with TLS by rustls needs a cryptographic provider of the process: see
-/// [`RedisAdapter`](crate::adapter::RedisAdapter#tls).
+/// A `SentinelClient` or `ClusterClient` with TLS by rustls needs a cryptographic provider of the
+/// process: see [`RedisAdapter`](crate::adapter::RedisAdapter#tls).
 ///
-/// Set `TCP_NODELAY`, which `redis` leaves off: `TcpSettings::default().set_nodelay(true)`. A `ClusterClient`
-/// waits for 1.28 s before it repeats a command, unless you set `retries(3)`, `min_retry_wait(20)` and
-/// `max_retry_wait(200)`. It ends each call after its own response timeout, unless you set
-/// `overall_response_timeout(None)`. A URL sets all of it.
+/// Set `TCP_NODELAY`, which `redis` leaves off: `TcpSettings::default().set_nodelay(true)`. A
+/// `ClusterClient` waits for 1.28 s before it repeats a command, unless you set `retries(3)`,
+/// `min_retry_wait(20)` and `max_retry_wait(200)`. It ends each call after its own response
+/// timeout, unless you set `overall_response_timeout(None)`. With a URL, the adapter sets all of
+/// this.
 ///
 /// Clones lead to the same servers.
 #[derive(Clone)]
@@ -175,8 +177,8 @@ fn tcp_settings() -> TcpSettings {
     tcp
 }
 
-/// Sees that the process has a cryptographic provider, because `redis` takes that of the process. Without one,
-/// rustls panics if the crates of the program have brought none, or two.
+/// Sees that the process has a cryptographic provider, because `redis` takes that of the process.
+/// Without one, rustls panics if the crates of the program have brought none, or two.
 ///
 /// A provider that is there stays.
 ///
@@ -225,8 +227,8 @@ impl Connection {
         self.handle().req_packed_command(script).await.and_then(Value::extract_error)
     }
 
-    /// Sends a script and what stands behind it, on one connection. In a cluster, `redis` sends both again after a
-    /// redirection.
+    /// Sends a script and what stands behind it, on one connection. In a cluster, `redis` sends
+    /// both again after a redirection.
     pub(super) async fn send_all(&self, pipeline: &Pipeline) -> RedisResult<Vec<Value>> {
         self.handle().req_packed_commands(pipeline, 0, pipeline.len()).await
     }
@@ -240,9 +242,9 @@ impl Connection {
         routed(connection, command, RoutingInfo::SingleNode(node)).await
     }
 
-    /// Sends a command without a key to every primary. Returns the address and the reply of each. A refusal is
-    /// a reply, and so is an error without an address for primaries that are not connected. Fails if one primary does
-    /// not reply.
+    /// Sends a command without a key to every primary. Returns the address and the reply of each. A
+    /// refusal is a reply, and so is an error without an address for primaries that are not
+    /// connected. Fails if one primary does not reply.
     pub(super) async fn ask_all(
         &self,
         command: &Cmd,
@@ -260,7 +262,8 @@ impl Connection {
         };
         let any = RoutingInfo::SingleNode(SingleNodeRoutingInfo::RandomPrimary);
         let slots = routed(connection, redis::cmd("CLUSTER").arg("SLOTS"), any).await?;
-        // Of each range the first slot, the last slot, the primary with its host and its port, the replicas.
+        // Each range has the first slot, the last slot, the primary with its host and its port, and
+        // the replicas.
         let ranges: Vec<Vec<Value>> = redis::from_redis_value(slots)?;
         let mut primaries = Vec::new();
         for range in &ranges {

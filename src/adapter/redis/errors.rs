@@ -1,7 +1,8 @@
 //! [`Failure`]: why an attempt of a call has failed, and the classes of Redis's errors.
 //!
-//! A refusal of the server is certain: nothing was stored. Only the codes of [`REFUSALS`] are refusals. After any other
-//! error the outcome is unknown: a proxy that has lost the reply to a script answers by an error of its own.
+//! A refusal of the server is certain: nothing was stored. Only the codes of [`REFUSALS`] are
+//! refusals. After any other error the outcome is unknown: a proxy that has lost the reply to a
+//! script answers by an error of its own.
 
 use redis::{RedisError, RetryMethod, ServerErrorKind};
 use tokio::time::error::Elapsed;
@@ -9,7 +10,8 @@ use tokio::time::error::Elapsed;
 use super::client::RedisClient;
 use crate::error::{ConfigError, StoreError, StoreErrorKind};
 
-/// The codes by which a server refuses a script before its write. `OOM` is one too, with a kind of its own.
+/// The codes by which a server refuses a script before its write. `OOM` is one too, with a kind of
+/// its own.
 #[rustfmt::skip]
 const REFUSALS: [&str; 16] = [
     "READONLY", "NOPERM", "NOAUTH", "WRONGPASS", "LOADING", "MASTERDOWN", "CLUSTERDOWN", "MOVED", "ASK", "TRYAGAIN",
@@ -100,7 +102,7 @@ fn kind(error: &RedisError) -> StoreErrorKind {
 }
 
 /// Returns the error of a command in a script. Before 7.0 it follows places in the script's error:
-/// `Error running script (call to f_…): @user_script:1: @user_script: 1: -OOM command not allowed …`.
+/// `Error running script (call to f_…): @user_script:1: @user_script: 1: -OOM command not …`.
 fn error_in_script(detail: &str) -> Option<RedisError> {
     let (_, mut error) = detail.strip_prefix("Error running script")?.split_once(": ")?;
     while let Some(place) = error.strip_prefix("@user_script:") {

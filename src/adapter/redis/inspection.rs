@@ -1,11 +1,11 @@
 //! The calls of operators: `forget`, entries, lists and statistics.
 //!
-//! 1. A list goes through the primaries in the order of their addresses, and through the keys of each by
-//!    `SCAN`. `SCAN` returns every key that is there all the time.
-//! 2. One step of `SCAN` may return more keys than the portion has place for. The cursor then names the
-//!    keys that are left.
-//! 3. A cursor of a primary that is gone is refused. If a primary restarts or a slot moves during a list, keys may be
-//!    absent or occur twice.
+//! 1. A list goes through the primaries in the order of their addresses, and through the keys of
+//!    each by `SCAN`. `SCAN` returns every key that is there all the time.
+//! 2. One step of `SCAN` may return more keys than the portion has place for. The cursor then names
+//!    the keys that are left.
+//! 3. A cursor of a primary that is gone is refused. If a primary restarts or a slot moves during a
+//!    list, keys may be absent or occur twice.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -39,15 +39,16 @@ const MAX_COUNTED: usize = 100_000;
 /// How many keys one step visits.
 const STEP: usize = 1_000;
 
-/// Where a list goes on, as JSON: the primary, the position of `SCAN` (`None` after the last one), and the keys of
-/// Redis that the step before has returned too many.
+/// Where a list continues, as JSON: the primary, the position of `SCAN` (`None` after the last
+/// one), and the keys of Redis that the step before has returned in excess.
 type Cursor = (String, Option<u64>, Vec<String>);
 
 /// A key of Redis, the event's key, and its row; `None` for an unreadable one.
 type FoundKey = (String, DedupKey, Option<RedisRow>);
 
 impl MaintenanceAdapter for RedisAdapter {
-    /// Deletes nothing, because Redis deletes each key by itself, `PURGE_GRACE` after it has expired.
+    /// Deletes nothing, because Redis deletes each key by itself, `PURGE_GRACE` after it has
+    /// expired.
     fn purge(&self, _limit: u32) -> StoreFuture<'_, u64> {
         let closed = || Failure::Closed.into_error("purging keys");
         let purged = if self.0.is_closed() { Err(closed()) } else { Ok(0) };
@@ -78,8 +79,8 @@ impl MaintenanceAdapter for RedisAdapter {
         })
     }
 
-    /// Reads keys by `SCAN`, which visits every key of the database, those of other programs too. A call
-    /// visits at most about 20,000 keys.
+    /// Reads keys by `SCAN`, which visits every key of the database, those of other programs too. A
+    /// call visits at most about 20,000 keys.
     fn list<'a>(
         &'a self,
         filter: &'a ListFilter,
@@ -133,9 +134,9 @@ impl MaintenanceAdapter for RedisAdapter {
         })
     }
 
-    /// Reads up to 100,000 keys of each primary by `SCAN` and `GET`: several seconds. If a primary has
-    /// more keys, those of other programs included, the numbers are estimated by its `DBSIZE`. The size in
-    /// bytes is not known.
+    /// Reads up to 100,000 keys of each primary by `SCAN` and `GET`: several seconds. If a primary
+    /// has more keys, those of other programs included, the numbers are estimated by its `DBSIZE`.
+    /// The size in bytes is not known.
     fn stats(&self) -> StoreFuture<'_, Stats> {
         Box::pin(async move {
             let mut stats = Stats { is_exact: true, ..Stats::default() };
@@ -196,8 +197,8 @@ impl RedisAdapter {
         Ok(primaries)
     }
 
-    /// Takes a step of `SCAN` on a primary. Returns the next position, 0 at the end, and keys of Redis. A
-    /// key that is not UTF-8 is not of this crate.
+    /// Takes a step of `SCAN` on a primary. Returns the next position, 0 at the end, and keys of
+    /// Redis. A key that is not UTF-8 is not of this crate.
     async fn scan(
         &self,
         address: &str,
@@ -218,8 +219,8 @@ impl RedisAdapter {
         Ok((next, names.into_iter().collect()))
     }
 
-    /// Reads the rows of the keys of Redis that are of this crate, some at once, without their stored data, which
-    /// may be large. A key that is gone is left out.
+    /// Reads the rows of the keys of Redis that are of this crate, some at once, without their
+    /// stored data, which may be large. A key that is gone is left out.
     async fn rows(
         &self,
         names: impl IntoIterator<Item = String>,

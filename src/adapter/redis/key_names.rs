@@ -1,9 +1,9 @@
 //! The names of the keys of Redis.
 //!
-//! The key of an event is `PREFIX:NAMESPACE:ID`. In the namespace, `%`, `{` and `:` are percent-escaped, so
-//! the second `:` ends it. In the id, `%` and `{` are: in a cluster, a part in braces would choose the slot, and
-//! so let the sender of the event choose the server. A namespace is never empty: `PREFIX::` begins the names
-//! that no event has.
+//! The key of an event is `PREFIX:NAMESPACE:ID`. In the namespace, `%`, `{` and `:` are
+//! percent-escaped, so the second `:` ends it. In the id, `%` and `{` are: in a cluster, a part in
+//! braces would choose the slot, and so let the sender of the event choose the server. A namespace
+//! is never empty: `PREFIX::` begins the names that no event has.
 
 use std::borrow::Cow;
 

@@ -32,7 +32,7 @@ impl RedisOptions {
         }
     }
 
-    /// Sets what every key of Redis begins with, so that several programs can share a server:
+    /// Sets the prefix of every key in Redis, so that several programs can share a server:
     /// `[A-Za-z0-9_.-]{1,32}`; `dedup` by default.
     ///
     /// The parameter `dedup_prefix` of the URL replaces it.
@@ -43,25 +43,26 @@ impl RedisOptions {
 
     /// Sets how long one call may take, with its repetitions: from 1 ms to 1 day; 1.8 s by default.
     ///
-    /// Within this time, a call is repeated after an error of the connection and after a refusal that
-    /// passes, such as `LOADING`. Keep it below the layer's
+    /// Within this time, a call is repeated after an error of the connection and after a temporary
+    /// refusal, such as `LOADING`. Keep it below the layer's
     /// [`store_timeout`](crate::DedupLayer::store_timeout).
     pub fn call_timeout(mut self, bound: Duration) -> Self {
         self.call_timeout = bound;
         self
     }
 
-    /// Sets how long the server may take to reply to one command: from 1 ms to 1 day; 1 s by default. Then the
-    /// connection is replaced.
+    /// Sets how long the server may take to reply to one command: from 1 ms to 1 day; 1 s by
+    /// default. Then the connection is replaced.
     ///
-    /// Keep it below [`call_timeout`](Self::call_timeout), so that a call whose connection fell silent
-    /// has time for another connection.
+    /// Keep it below [`call_timeout`](Self::call_timeout), so that a call whose connection has
+    /// become silent has time for another connection.
     pub fn response_timeout(mut self, bound: Duration) -> Self {
         self.response_timeout = bound;
         self
     }
 
-    /// Sets how long a connection may take to open, with TLS and the password: from 1 ms to 1 day; 500 ms by default.
+    /// Sets how long a connection may take to open, with TLS and the password: from 1 ms to 1 day;
+    /// 500 ms by default.
     ///
     /// A Sentinel has times of its own, which `redis` sets: 1 s to connect and 500 ms to reply.
     pub fn connect_timeout(mut self, bound: Duration) -> Self {
@@ -69,13 +70,13 @@ impl RedisOptions {
         self
     }
 
-    /// Returns no result of a write before this many replicas have it, at least 1, and waits for them for this
-    /// time at most: from 1 ms to less than [`call_timeout`](Self::call_timeout).
+    /// Returns no result of a write before this many replicas have it, at least 1, and waits for
+    /// them for this time at most: from 1 ms to less than [`call_timeout`](Self::call_timeout).
     ///
     /// If too few replicas have the write in time, the call fails with
-    /// [`StoreErrorKind::Unavailable`](crate::StoreErrorKind::Unavailable), and its outcome is unknown. This makes
-    /// the loss of a write by a failover less likely. It does not exclude the loss, because the
-    /// failover may choose a replica that does not have the write.
+    /// [`StoreErrorKind::Unavailable`](crate::StoreErrorKind::Unavailable), and its outcome is
+    /// unknown. This makes the loss of a write by a failover less likely. It does not exclude the
+    /// loss, because the failover may choose a replica that does not have the write.
     ///
     /// Without it, a failover can lose the release of an on-arrival claim, and with it the event.
     ///
@@ -87,8 +88,8 @@ impl RedisOptions {
 
     /// Accepts a server that evicts keys when its memory is full.
     ///
-    /// An evicted key is forgotten: its event runs again, and two handlers of it may run at once. By
-    /// default such a server is refused.
+    /// An evicted key is forgotten: its event runs again, and two handlers of it may run at once.
+    /// By default such a server is refused.
     pub fn evictable(mut self, accepted: bool) -> Self {
         self.evictable = accepted;
         self
@@ -103,8 +104,8 @@ impl RedisOptions {
     ///
     /// # Errors
     ///
-    /// [`ConfigError`] for the first option with an invalid value. Without this call, it is the error of every call to the
-    /// store.
+    /// [`ConfigError`] for the first option with an invalid value. Without this call, it is the
+    /// error of every call to the store.
     pub fn checked(self) -> Result<Self, ConfigError> {
         self.check()?;
         Ok(self)

@@ -1,5 +1,5 @@
-//! [`RedisRow`]: what a script reads of a key. Only the scripts read and write the bytes of a value:
-//! `lua/prelude.lua` has their layout.
+//! [`RedisRow`]: what a script reads of a key. Only the scripts read and write the bytes of a
+//! value: `lua/prelude.lua` has their layout.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -8,8 +8,8 @@ use super::super::maintenance::{Entry, KeyState};
 use super::super::stored::{StoredData, StoredResponse};
 use crate::error::{StoreError, StoreErrorKind};
 
-/// The stored data of a complete key: the digest of the payload, and the status, the headers and the body of the
-/// response. A missing one is empty, and a missing status is 0.
+/// The stored data of a complete key: the digest of the payload, and the status, the headers and
+/// the body of the response. A missing one is empty, and a missing status is 0.
 pub(super) type Stored = (Vec<u8>, u16, Vec<u8>, Vec<u8>);
 
 /// The values of `lua/get.lua`, in their order. Times are milliseconds since the Unix epoch.

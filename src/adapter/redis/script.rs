@@ -29,10 +29,11 @@ scripts! {
     GET = GET_DATA, "lua/get.lua", "";
 }
 
-/// A Lua script of this crate. Every script reads one key, and writes it by its last command, so a script that fails
-/// has written nothing.
+/// A Lua script of this crate. Every script reads one key, and writes it by its last command, so a
+/// script that fails has written nothing.
 ///
-/// No script has a line of flags (`#!lua`), which servers before 7.0 do not know: see `lua/epilogue.lua`.
+/// No script has a line of flags (`#!lua`), which servers before 7.0 do not know: see
+/// `lua/epilogue.lua`.
 #[derive(Debug)]
 pub(super) struct Script {
     lua: String,

@@ -2,8 +2,9 @@
 //!
 //! 1. The primaries are asked for `INFO` when connections open.
 //! 2. A server that may evict keys, is too old, or is of another kind than the client is not used.
-//! 3. Another process (`run_id`), another history (`master_replid`) or more evicted keys than before is a
-//!    suspicion, and is told once. It proves no loss, and its absence excludes none.
+//! 3. Another process (`run_id`), another history (`master_replid`) or more evicted keys than
+//!    before raises a suspicion, which is reported once. A suspicion does not prove a loss, and
+//!    writes may be lost without one.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -30,9 +31,10 @@ pub(super) struct Servers(Mutex<Known>);
 
 #[derive(Default)]
 struct Known {
-    /// By address; under one name outside of a cluster, because a failover changes the address.
+    /// The identities by address. Outside a cluster there is one name, because a failover changes
+    /// the address.
     identities: HashMap<String, Identity>,
-    /// The fault that was told last.
+    /// The fault that was reported last.
     fault: Option<ConfigError>,
     is_hiding_told: bool,
 }
@@ -86,7 +88,8 @@ impl Servers {
 }
 
 impl Known {
-    /// Compares a primary with what is known of it. Returns the kind of loss that a difference suggests.
+    /// Compares a primary with what is known of it. Returns the kind of loss that a difference
+    /// suggests.
     fn compare(&mut self, name: &str, info: &InfoDict) -> Option<&'static str> {
         // A field that `INFO` leaves out, as managed services do, is empty.
         let text = |field| info.get::<String>(field).unwrap_or_default();
@@ -148,8 +151,8 @@ fn is_refusal(error: &RedisError) -> bool {
     error.code() == Some("NOPERM") || error.detail().is_some_and(is_unknown)
 }
 
-/// Returns the error of a server of another kind than the scheme of the URL says: the scheme for this
-/// server, without TLS.
+/// Returns the error of a server of another kind than the scheme of the URL says: the scheme for
+/// this server, without TLS.
 pub(super) fn wrong_scheme(scheme: &str) -> ConfigError {
     unfit(format!("the server is of another kind: use the scheme `{scheme}`"))
 }

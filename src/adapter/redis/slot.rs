@@ -1,22 +1,25 @@
 //! [`Slot`]: the open connections of an adapter, and the calls over them.
 //!
-//! `redis` connects again after an error of the socket only. A connection that is silent, and one to a server
-//! that is no primary any more, stay as they are. So connections are in *doubt* after a reply that did not
-//! come, after a call that was dropped before its reply, after an error of the socket, and after a refusal that
-//! another server might not send. Connections in doubt are replaced.
+//! `redis` connects again after an error of the socket only. A connection that is silent, and one
+//! to a server that is no primary any more, stay as they are. So connections are in *doubt* after a
+//! reply that did not come, after a call that was dropped before its reply, after an error of the
+//! socket, and after a refusal that another server might not send. Connections in doubt are
+//! replaced.
 //!
-//! 1. One task opens the next connections for all callers. It goes on if a caller goes away.
-//! 2. A repetition does not go over connections in doubt: it waits for the next ones. Other calls do, because in a
-//!    cluster the other primaries still reply.
-//! 3. In a cluster, open connections are replaced only by ones that reach every primary. While a primary hangs, new
-//!    ones would serve no other key better, and each of their calls there would hold up all others: `redis` looks
-//!    for the slots again, and asks the silent primary too. A link to another node that falls silent meanwhile stays
-//!    until the kernel ends it: see `UNACKNOWLEDGED`.
-//! 4. A call is repeated within its time, because every script is idempotent by its token: a claim finds its own
-//!    row, or another version than it names. If one attempt may have been executed, the outcome of the call is
-//!    unknown.
-//! 5. `WAIT` holds up everything behind it on its connection, and waits for the writes of its own connection
-//!    only. So a call that waits for replicas is one script with its `WAIT`, on one of a few further connections.
+//! 1. One task opens the next connections for all callers. It continues if a caller is dropped.
+//! 2. A repetition does not use connections in doubt: it waits for the next ones. First attempts
+//!    use them, because in a cluster the other primaries still reply.
+//! 3. In a cluster, open connections are replaced only by ones that reach every primary. While a
+//!    primary hangs, new ones would serve no other key better, and each of their calls there would
+//!    hold up all others: `redis` looks for the slots again, and asks the silent primary too. A
+//!    connection to another node that becomes silent meanwhile stays until the kernel ends it: see
+//!    `UNACKNOWLEDGED`.
+//! 4. A call is repeated within its time, because every script is idempotent by its token: a claim
+//!    finds its own row, or another version than it names. If one attempt may have been executed,
+//!    the outcome of the call is unknown.
+//! 5. `WAIT` delays every command behind it on its connection, and waits only for the writes of its
+//!    own connection. So a call that waits for replicas is one script with its `WAIT`, on one of a
+//!    few further connections.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -51,7 +54,8 @@ pub(super) struct Live {
     /// For the calls that wait for replicas, by turns.
     waiting: Vec<Connection>,
     turn: AtomicUsize,
-    /// The next connections replace these. Set from the beginning if not every primary has been looked at.
+    /// The next connections replace these. Set from the beginning if not every primary has been
+    /// looked at.
     is_doubted: AtomicBool,
 }
 
@@ -98,7 +102,7 @@ struct Connecting {
     is_closed: bool,
 }
 
-/// What bounds the attempts of a call.
+/// The time limits of the attempts of a call.
 #[derive(Clone, Copy)]
 pub(super) struct Bound {
     /// What the call does, for its error.
@@ -120,8 +124,8 @@ impl Slot {
         Bound { context, deadline: Instant::now() + self.options.call_timeout, is_once: false }
     }
 
-    /// Runs a script on the primary of its key, by its hash; by its text, if the server does not know the hash. A
-    /// script that writes waits for replicas, if the options say so.
+    /// Runs a script on the primary of its key, by its hash; by its text, if the server does not
+    /// know the hash. A script that writes waits for replicas, if the options say so.
     pub(super) async fn run(
         self: &Arc<Self>,
         call: &ScriptCall,
@@ -139,7 +143,8 @@ impl Slot {
         self.repeat(bound, send).await
     }
 
-    /// Sends something over the open connections, until that succeeds, fails for good, or the time of the call is up.
+    /// Sends something over the open connections, until that succeeds, fails for good, or the time
+    /// of the call is up.
     pub(super) async fn repeat<T, F>(
         self: &Arc<Self>,
         bound: Bound,
@@ -170,8 +175,8 @@ impl Slot {
             let is_last = bound.is_once
                 || !failure.is_worth_repeating()
                 || Instant::now() + pause >= bound.deadline;
-            // After an error with an unknown outcome, a refusal does not make the outcome known. After a refusal, a wait
-            // for another connection leaves it known.
+            // After an error with an unknown outcome, a refusal does not make the outcome known.
+            // After a refusal, a wait for another connection leaves it known.
             let is_unsent = matches!(failure, Failure::Unsent);
             let error = failure.into_error(bound.context);
             let error = match before {
@@ -187,8 +192,8 @@ impl Slot {
         }
     }
 
-    /// Returns the open connections. Opens the next ones, if there are none, or if these are in doubt: then a call
-    /// that is repeated waits for the next ones.
+    /// Returns the open connections. Opens the next ones, if there are none, or if these are in
+    /// doubt: then a call that is repeated waits for the next ones.
     pub(super) async fn live(self: &Arc<Self>, is_repeated: bool) -> Result<Arc<Live>, Failure> {
         let opening = {
             let mut state = self.state();
@@ -264,7 +269,8 @@ impl Slot {
         }
     }
 
-    /// Closes the connections. Every later call fails with [`Unavailable`](crate::StoreErrorKind::Unavailable).
+    /// Closes the connections. Every later call fails with
+    /// [`Unavailable`](crate::StoreErrorKind::Unavailable).
     pub(super) fn close(&self) {
         *self.state() = Connecting { is_closed: true, ..Connecting::default() };
     }
@@ -278,7 +284,8 @@ impl Slot {
     }
 }
 
-/// What was sent over connections. If its caller goes away before the reply, the connections may be silent.
+/// A script that was sent over connections. If its caller is dropped before the reply, the
+/// connections may be silent.
 struct SentScript<'a> {
     live: &'a Live,
     is_doubt: bool,

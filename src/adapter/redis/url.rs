@@ -1,6 +1,8 @@
-//! [`Endpoint`]: where a URL leads. The page of [`RedisAdapter`](super::RedisAdapter#the-url) has the URLs.
+//! [`Endpoint`]: where a URL leads. The page of [`RedisAdapter`](super::RedisAdapter#the-url) has
+//! the URLs.
 //!
-//! `rediss` is `redis` with TLS. `valkey` and `valkeys` are other names of both. `redis` reads the URL of each host.
+//! `rediss` is `redis` with TLS. `valkey` and `valkeys` are other names of both. `redis` reads the
+//! URL of each host.
 
 use percent_encoding::percent_decode_str;
 use redis::{ConnectionInfo, IntoConnectionInfo};
@@ -11,7 +13,7 @@ const SEVERAL_HOSTS: &str =
     "the store URL names several hosts: use the scheme `redis+sentinel` or `redis+cluster`";
 const UNKNOWN_PARAMETER: &str = "the store URL has a parameter other than `dedup_prefix`";
 
-/// What is at the addresses of a URL.
+/// The kind of servers at the addresses of a URL.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ServerKind {
     Server,
@@ -27,7 +29,7 @@ pub(super) struct Endpoint {
     pub(super) nodes: Vec<ConnectionInfo>,
     /// The name of the master, for Sentinel.
     pub(super) master: String,
-    /// As it is written.
+    /// The prefix, as it is written in the URL.
     pub(super) prefix: Option<String>,
 }
 
@@ -110,7 +112,8 @@ mod tests {
             ..ProptestConfig::default()
         })]
 
-        /// A URL is refused without its password, or leads to hosts with the credentials that it has.
+        /// A URL is refused without its password, or leads to hosts with the credentials that it
+        /// has.
         #[test]
         fn url_leads_to_hosts_or_is_refused_without_its_password(
             scheme in r"(redis|rediss|valkey|valkeys|x)(\+sentinel|\+cluster)?|\PC{0,6}",

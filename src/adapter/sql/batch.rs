@@ -1,12 +1,15 @@
-//! The calls of a store, their replies, and how the calls of a batch become statements, for every SQL database.
+//! The calls of a store, their replies, and how the calls of a batch become statements, for every
+//! SQL database.
 //!
-//! 1. If several calls of a batch name one key, only the first call's row is sent. Its reply decides those of other
-//!    claims, as far as it can. A call without a reply is sent in the next statement.
-//! 2. A batch that fails because of one row is sent again in parts, and a part that fails one by one, without the
-//!    rows that have their reply, until the bad row stands alone and only its caller gets the error. So it goes with
-//!    every kind of call, for [`SPLIT_TIME`] at most: then the calls that are left get the error, and are repeated
-//!    by their callers. They are not in flight, because their keys may be free. After any other failure all callers
-//!    of the statement get the same error.
+//! 1. If several calls of a batch name one key, only the first call's row is sent. Its reply
+//!    decides those of other claims, as far as it can. A call without a reply is sent in the next
+//!    statement.
+//! 2. A batch that fails because of one row is sent again in parts, without the rows that have
+//!    their reply. A part that fails is sent one row at a time, until only the caller of the bad
+//!    row gets the error. This applies to every kind of call, for at most [`SPLIT_TIME`]. Then the
+//!    remaining calls get the error, and their callers repeat them. These calls are not in flight,
+//!    because their keys may be free. After any other failure, all callers of the statement get the
+//!    same error.
 //! 3. A statement carries at most 8 MiB of responses, or one response that is larger. A batch reads
 //!    no responses: see [`SqlStore::read_response`](super::store::SqlStore::read_response).
 
@@ -21,10 +24,11 @@ use super::row::{Row, first};
 use crate::error::{StoreError, StoreErrorKind};
 use crate::key::DedupKey;
 
-/// For how long a refused batch is split, from the begin of the first refused statement on. Meanwhile its worker sends
-/// nothing else, and renewals wait for it.
+/// For how long a refused batch is split, from the begin of the first refused statement on.
+/// Meanwhile its worker sends nothing else, and renewals wait for it.
 const SPLIT_TIME: Duration = Duration::from_secs(1);
-/// How often a claim or a completion is sent: another caller may change a row between two statements.
+/// How often a claim or a completion is sent: another caller may change a row between two
+/// statements.
 pub(crate) const TRIES: usize = 5;
 /// How many bytes of responses one statement carries. They are in memory three times while the
 /// statement is sent, and a message has at most 1 GiB.
@@ -65,7 +69,8 @@ impl Kind {
         matches!(self, Self::Claim | Self::ClaimComplete)
     }
 
-    /// Returns the error of a row without a reply: a claim is then released, and a completion is repeated.
+    /// Returns the error of a row without a reply: a claim is then released, and a completion is
+    /// repeated.
     pub(crate) fn unknown(self) -> StoreError {
         StoreError::new(StoreErrorKind::Unavailable, self.context())
     }
@@ -80,7 +85,8 @@ pub(crate) enum RowReply {
     Completed(CompleteReply),
     Released,
     Checked(bool),
-    /// An open transaction holds the row, and the statement has passed over it. Not for a claim or a renewal.
+    /// An open transaction holds the row, and the statement has passed over it. Not for a claim or
+    /// a renewal.
     #[cfg_attr(not(feature = "postgres"), expect(dead_code, reason = "SQLite locks no row"))]
     Locked,
 }
@@ -141,8 +147,8 @@ impl Call {
         Arc::strong_count(self) > 1
     }
 
-    /// Returns the lease of its row, in milliseconds; `None` for a row that becomes complete, and for the release of one
-    /// that was complete at once.
+    /// Returns the lease of its row, in milliseconds; `None` for a row that becomes complete, and
+    /// for the release of one that was complete at once.
     pub(crate) fn lease_ms(&self) -> Option<i64> {
         let is_leased = match self.kind {
             Kind::Claim | Kind::Renew => true,
@@ -166,8 +172,8 @@ impl Call {
 impl BatchItem for Arc<Call> {
     type Reply = RowReply;
 
-    /// A batch has equal terms, except for tokens and data to store: each statement has one retention, one lease
-    /// and one class of stored data.
+    /// A batch has equal terms, except for tokens and data to store: each statement has one
+    /// retention, one lease and one class of stored data.
     fn can_join(&self, other: &Self) -> bool {
         let terms = |call: &Self| {
             (call.kind, call.terms.retention(), call.terms.permanence(), call.terms.fetch())
@@ -180,8 +186,8 @@ impl BatchItem for Arc<Call> {
     }
 }
 
-/// A row of a statement: the call that names its key, and its reply once it has one. The rows of a statement are sorted
-/// by hash and key, and have equal terms, except for tokens and data to store.
+/// A row of a statement: the call that names its key, and its reply once it has one. The rows of a
+/// statement are sorted by hash and key, and have equal terms, except for tokens and data to store.
 pub(crate) struct RowCall<'c> {
     pub(crate) call: &'c Arc<Call>,
     pub(crate) reply: Replied,
@@ -203,8 +209,8 @@ pub(crate) fn without_response(fetch: Fetch) -> Fetch {
     if fetch == Fetch::Nothing { Fetch::Nothing } else { Fetch::Digest }
 }
 
-/// Returns the reply to a claim in a transaction of the user's. A row that others changed in every try is in flight: no
-/// statement of the claim is late, because it ends with the transaction.
+/// Returns the reply to a claim in a transaction of the user's. A row that others changed in every
+/// try is in flight: no statement of the claim is late, because it ends with the transaction.
 pub(crate) fn claimed(reply: Replied) -> Result<ClaimReply, StoreError> {
     match reply.transpose()? {
         Some(RowReply::Claimed(reply, _)) => Ok(reply),
@@ -215,8 +221,8 @@ pub(crate) fn claimed(reply: Replied) -> Result<ClaimReply, StoreError> {
 
 /// Sends rows of one kind to a database.
 pub(crate) trait RowExecutor: Send {
-    /// Sends rows that name each key once. Sets their replies, and returns why some have none: without a failure, other
-    /// callers changed them in every try.
+    /// Sends rows that name each key once. Sets their replies, and returns why some have none:
+    /// without a failure, other callers changed them in every try.
     fn execute(
         &mut self,
         kind: Kind,
@@ -295,7 +301,8 @@ pub(crate) async fn execute_batch<E: RowExecutor>(
 /// Returns the indexes of all calls, sorted by their rows, in parts that are not too large.
 fn in_parts(calls: &[Arc<Call>]) -> Vec<Vec<usize>> {
     let mut sorted: Vec<usize> = (0..calls.len()).collect();
-    // Every batch locks its rows in this order. The first call of those that name a key comes first.
+    // Every batch locks its rows in this order. The first call of those that name a key comes
+    // first.
     sorted.sort_unstable_by_key(|at| (calls[*at].hash, &calls[*at].key, *at));
     let (mut parts, mut bytes) = (Vec::<Vec<usize>>::new(), 0_usize);
     for index in sorted {
@@ -312,7 +319,8 @@ fn in_parts(calls: &[Arc<Call>]) -> Vec<Vec<usize>> {
     parts
 }
 
-/// Returns the reply to a call by the reply to the one that was sent for its key; `None` if it does not answer the call.
+/// Returns the reply to a call by the reply to the one that was sent for its key; `None` if it does
+/// not answer the call.
 fn reply_to(call: &Arc<Call>, sent: &Arc<Call>, reply: Result<RowReply, StoreError>) -> Replied {
     if Arc::ptr_eq(call, sent) {
         return Some(reply);
@@ -418,7 +426,8 @@ mod tests {
         runs.collect::<Vec<_>>().join(" ")
     }
 
-    /// Rows may be free whose calls are errors: a sender repeats these deliveries, and a ledger these completions.
+    /// Rows may be free whose calls are errors: a sender repeats these deliveries, and a ledger
+    /// these completions.
     #[tokio::test]
     async fn batch_with_a_bad_row_goes_in_parts_while_there_is_time() {
         // The parts of eight, and then the calls of the part with the row.

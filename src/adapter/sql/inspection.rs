@@ -1,4 +1,5 @@
-//! Lists and statistics, from the rows of a statement. Its columns have the same names in every database.
+//! Lists and statistics, from the rows of a statement. Its columns have the same names in every
+//! database.
 
 use std::time::Duration;
 
@@ -6,11 +7,6 @@ use super::super::maintenance::{Entry, Listing, Stats};
 use super::row::{Columns, Row};
 use crate::error::BoxError;
 use crate::key::DedupKey;
-
-/// How many rows `stats` counts at each end of the index.
-pub(crate) const COUNTED: u32 = 100_000;
-/// How many rows a call of `list` reads.
-pub(crate) const PORTION: u32 = 10_000;
 
 /// Reads the row of `sql/stats.sql`.
 pub(crate) fn stats(row: &impl Columns) -> Result<Stats, sqlx::Error> {

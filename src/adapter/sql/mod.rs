@@ -1,5 +1,5 @@
-//! The parts that the SQL adapters share: the meaning of a row, the queue of calls, and how a batch of calls becomes
-//! statements.
+//! The parts that the SQL adapters share: the meaning of a row, the queue of calls, and how a batch
+//! of calls becomes statements.
 
 mod batch;
 mod inspection;
@@ -14,7 +14,7 @@ pub(super) use batch::{
     Call, Failed, Kind, RowCall, RowExecutor, RowReply, TRIES, claimed, unanswered,
     without_response,
 };
-pub(super) use inspection::{COUNTED, PORTION, listing, stats};
+pub(super) use inspection::{listing, stats};
 #[cfg(feature = "postgres")]
 pub(super) use options::check_name;
 pub(super) use options::{SqlOptions, check_timeout, take_names};

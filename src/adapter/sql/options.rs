@@ -26,8 +26,8 @@ impl SqlOptions {
     }
 }
 
-/// Refuses a name of a table or a schema that does not match `[A-Za-z_][A-Za-z0-9_]{0,47}`, or that begins with
-/// `sqlite_`. Names that are derived from it fit every database.
+/// Refuses a name of a table or a schema that does not match `[A-Za-z_][A-Za-z0-9_]{0,47}`, or that
+/// begins with `sqlite_`. Names that are derived from it fit every database.
 pub(crate) fn check_name(setting: &'static str, name: &str) -> Result<(), ConfigError> {
     let mut chars = name.chars();
     let starts = chars.next().is_some_and(|char| char.is_ascii_alphabetic() || char == '_');
@@ -50,7 +50,8 @@ pub(crate) fn check_timeout(setting: &'static str, timeout: Duration) -> Result<
 }
 
 /// Takes the parameters with these names out of a URL, which the database's own parser would refuse
-/// or ignore. Returns the rest of the URL and the values, each the last of its name, and each a name of a table.
+/// or ignore. Returns the rest of the URL and the values, each the last of its name, and each a
+/// name of a table.
 pub(crate) fn take_names<'u, const N: usize>(
     url: &'u str,
     names: [&'static str; N],
@@ -105,7 +106,8 @@ mod tests {
         }
     }
 
-    /// What is left of a URL is the URL without the named parameters, in its order. The last of a name counts.
+    /// What is left of a URL is the URL without the named parameters, in its order. The last of a
+    /// name counts.
     #[test]
     fn rest_of_a_url_has_all_but_the_named_parameters() {
         for (url, left, found) in [

@@ -11,28 +11,30 @@ use super::super::maintenance::{MaintenanceAdapter, Stats};
 use crate::error::{ConfigError, StoreError, StoreErrorKind, check};
 use crate::observe;
 
-/// The latest start of the first purge. The earliest is half of it: a test or a command that counts rows
-/// has ended before.
+/// The latest start of the first purge. The earliest is half of it: a test or a command that counts
+/// rows has ended before.
 const FIRST_WITHIN: Duration = Duration::from_secs(60);
 /// The pause after the first purge that failed.
 const FIRST_RETRY: Duration = Duration::from_secs(1);
 /// How long one statement may take.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// How often expired keys are deleted, an hour ([`PURGE_GRACE`](super::super::maintenance::PURGE_GRACE)) after
-/// they have expired. A SQL adapter does so by itself, in the background.
+/// How often expired keys are deleted, an hour
+/// ([`PURGE_GRACE`](super::super::maintenance::PURGE_GRACE)) after they have expired. A SQL adapter
+/// does so by itself, in the background.
 ///
 /// The first call of an adapter starts a task on the runtime of that call. The task ends with the
-/// adapter, with its pool and with that runtime; a later call on another runtime starts it again. It
-/// purges only while that runtime is driven, and does nothing while tokio's clock is paused.
+/// adapter, with its pool and with that runtime; a later call on another runtime starts it again.
+/// It purges only while that runtime is driven, and does nothing while tokio's clock is paused.
 ///
-/// A purge repeats a statement until it deletes fewer keys than it may. Then it reads the statistics for the
-/// [gauges](crate::observe#metrics). The first purge starts after 30 to 60 s, or within the interval if that is shorter.
-/// Every pause is jittered, so that replicas that start together do not purge together.
+/// A purge repeats a statement until it deletes fewer keys than it may. Then it reads the
+/// statistics for the [gauges](crate::observe#metrics). The first purge starts after 30 to 60 s, or
+/// within the interval if that is shorter. Every pause is jittered, so that replicas that start
+/// together do not purge together.
 ///
-/// An error or a hang of the store ends a purge, which is tried again after 1 s, 2 s, 4 s and so on, up
-/// to the interval. The first failure is logged at WARN (`purging failed`), and the next ones at DEBUG, until a purge
-/// succeeds.
+/// An error or a hang of the store ends a purge, which is tried again after 1 s, 2 s, 4 s and so
+/// on, up to the interval. The first failure is logged at WARN (`purging failed`), and the next
+/// ones at DEBUG, until a purge succeeds.
 ///
 /// Replicas that share a table do not disturb each other.
 ///
@@ -54,8 +56,8 @@ pub struct Purging {
 }
 
 impl Purging {
-    /// Deletes up to 1,000 keys in a statement, every ten minutes. A statement that deletes so many is repeated at
-    /// once.
+    /// Deletes up to 1,000 keys in a statement, every ten minutes. A statement that deletes 1,000
+    /// keys is repeated at once.
     pub const fn new() -> Self {
         Self { every: Some(Duration::from_secs(600)), keys_per_statement: 1_000 }
     }
@@ -73,8 +75,8 @@ impl Purging {
         Self { every: Some(interval), ..self }
     }
 
-    /// Sets how many keys one statement deletes at most. A statement with fewer keys holds its locks
-    /// for a shorter time.
+    /// Sets how many keys one statement deletes at most. A statement with fewer keys holds its
+    /// locks for a shorter time.
     ///
     /// 0 is invalid.
     pub fn keys_per_statement(self, keys: u32) -> Self {
@@ -126,8 +128,8 @@ impl Purging {
         }
     }
 
-    /// Deletes every key that can be purged. Returns `false` if it was stopped before; a stop waits for the current
-    /// statement.
+    /// Deletes every key that can be purged. Returns `false` if it was stopped before; a stop waits
+    /// for the current statement.
     async fn purge<A: MaintenanceAdapter>(
         self,
         adapter: &impl Fn() -> Option<A>,
@@ -172,8 +174,8 @@ fn report(stats: &Stats) {
     observe::table(rows, stats.oldest_lapsed, stats.bytes);
 }
 
-/// Returns `true` if tokio's clock is paused, as in a test. Its pauses would end at once, and the store's
-/// clock does not follow it.
+/// Returns `true` if tokio's clock is paused, as in a test. Its pauses would end at once, and the
+/// store's clock does not follow it.
 pub(super) fn is_clock_paused() -> bool {
     let before = Instant::now();
     let now = tokio::time::Instant::now().into_std();

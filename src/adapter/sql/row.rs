@@ -27,7 +27,8 @@ macro_rules! columns {
         pub(crate) trait Columns {
             $(fn $method(&self, name: &str) -> Result<$type, sqlx::Error>;)+
 
-            /// Returns a number that is not null. A clock that went back makes a time negative: zero then.
+            /// Returns a number that is not null. A clock that went back makes a time negative:
+            /// zero then.
             fn count(&self, name: &str) -> Result<u64, sqlx::Error> {
                 Ok(self.number(name)?.and_then(|number| number.try_into().ok()).unwrap_or(0))
             }
@@ -83,7 +84,8 @@ fn read_response(row: &impl Columns) -> Result<Option<Arc<StoredResponse>>, Stor
 }
 
 impl Row {
-    /// Returns the state of a row by the rules above; `None` for an expired row. The statements say the same in SQL.
+    /// Returns the state of a row by the rules above; `None` for an expired row. The statements say
+    /// the same in SQL.
     fn state(&self) -> Option<KeyState> {
         match (self.completed_at, self.lease_until) {
             (None, Some(until)) if self.token.is_some() && until > self.now => {
@@ -96,8 +98,8 @@ impl Row {
         }
     }
 
-    /// Returns `true` if a handler's transaction has completed the row, and the layer has not added the response yet. The
-    /// lease bounds how long it may take.
+    /// Returns `true` if a handler's transaction has completed the row, and the layer has not added
+    /// the response yet. The lease bounds how long it may take.
     pub(crate) fn awaits_response(&self) -> bool {
         let has_response = self.stored.as_ref().is_some_and(|stored| stored.response.is_some());
         let is_awaited = self.lease_until.is_some_and(|until| until > self.now);
@@ -143,8 +145,8 @@ impl Row {
         }
     }
 
-    /// Returns the reply to `forget` that finds this row, if there is nothing to forget. An unreadable row is
-    /// forgotten too: it blocks its event.
+    /// Returns the reply to `forget` that finds this row, if there is nothing to forget. An
+    /// unreadable row is forgotten too: it blocks its event.
     pub(crate) fn forgotten(&self) -> Option<ForgetReply> {
         match self.state() {
             _ if self.unreadable.is_some() => None,
@@ -211,7 +213,8 @@ impl Row {
     }
 }
 
-/// Returns the reply to a completion that wrote a row with these attempts. An inserted row has none.
+/// Returns the reply to a completion that wrote a row with these attempts. An inserted row has
+/// none.
 pub(crate) fn completed(attempts: i64, is_held: bool) -> CompleteReply {
     match (attempts, is_held) {
         (0, _) => CompleteReply::Inserted,

@@ -1,7 +1,8 @@
 //! Statements in `.sql` files, and their errors.
 //!
-//! A statement is sent as it stands in its file, except that lines of comment are left out and that
-//! placeholders in braces, such as `{table}`, are replaced.
+//! A statement is sent as it stands in its file, without its lines of comment. Placeholders in
+//! braces, such as `{table}`, are replaced. A line of comment such as `-- {name}: text` says what
+//! stands for `{name}` in its file.
 
 use std::sync::Arc;
 
@@ -19,8 +20,21 @@ pub(in crate::adapter) fn query<DB: Database>(
 
 /// Returns the text of a statement as it is sent.
 pub(in crate::adapter) fn render(file: &str, values: &[(&str, &str)]) -> String {
+    let names = file.lines().filter_map(|line| line.strip_prefix("-- {")?.split_once("}: "));
+    let names: Vec<_> = names.collect();
     let lines = file.lines().filter(|line| !line.trim_start().starts_with("--"));
-    fill(&lines.collect::<Vec<_>>().join("\n"), values)
+    fill(&fill(&lines.collect::<Vec<_>>().join("\n"), &names), values)
+}
+
+/// Returns the file with or without the lines from those that are `start` to the next `-- end`.
+#[cfg(feature = "postgres")]
+pub(in crate::adapter) fn with_section(file: &str, start: &str, with: bool) -> String {
+    let mut is_inside = false;
+    let kept = file.lines().filter(|line| {
+        is_inside = line.trim() == start || is_inside && line.trim() != "-- end";
+        with || !is_inside
+    });
+    kept.collect::<Vec<_>>().join("\n")
 }
 
 /// Replaces placeholders. A value is not searched for placeholders.
@@ -37,8 +51,8 @@ pub(in crate::adapter) fn fill(text: &str, values: &[(&str, &str)]) -> String {
     filled
 }
 
-/// Declares a struct with one statement in each field. A field is named after the statement's file in
-/// the folder `sql`, beside the file that declares the struct.
+/// Declares a struct with one statement in each field. A field is named after the statement's file
+/// in the folder `sql`, beside the file that declares the struct.
 macro_rules! statements {
     ($(#[$meta:meta])* $visibility:vis struct $name:ident { $($field:ident,)+ }) => {
         $(#[$meta])*
@@ -93,9 +107,9 @@ mod tests {
 
     #[test]
     fn render_removes_comments_and_replaces_placeholders() {
-        let file = "-- Why.\nSELECT 1 -- same\n  -- line\nFROM {table}, {a}";
-        let values = [("table", "{a}"), ("a", "b")];
-        assert_eq!(render(file, &values), "SELECT 1 -- same\nFROM {a}, b");
+        let file = "-- Why.\n-- {c}: {a}.x\nSELECT 1 -- same\n  -- line\nFROM {table}, {c}";
+        let values = [("table", "{a}"), ("a", "b"), ("c", "d")];
+        assert_eq!(render(file, &values), "SELECT 1 -- same\nFROM {a}, b.x");
         assert_eq!(fill("'{}', {x}, {a", &values), "'{}', {x}, {a");
     }
 

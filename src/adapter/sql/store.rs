@@ -1,14 +1,17 @@
-//! [`SqlStore`]: what a database writes to be a store. [`DedupAdapter`] is implemented here, once for all databases.
+//! [`SqlStore`]: what a database writes to be a store. [`DedupAdapter`] is implemented here, once
+//! for all databases.
 //!
-//! All databases share the meaning of a [row](super::row), the [queue](super::queue) of calls, how a
-//! [batch](super::batch) becomes statements, the [purge](super::purge), and the columns of
-//! [lists and statistics](super::inspection). A database is a plain module beside this one, with a folder of
-//! statements. One more database would write, after the model of the module `sqlite`:
+//! All databases share the meaning of a [row](super::row), the [queue](super::queue) of calls, how
+//! a [batch](super::batch) becomes statements, the [purge](super::purge), and the columns of [lists
+//! and statistics](super::inspection). A database is a plain module beside this one, with a folder
+//! of statements. One more database would write, after the model of the module `sqlite`:
 //!
 //! 1. `options`: a public type over [`SqlOptions`](super::options::SqlOptions).
-//! 2. `statements` and `sql/*.sql`: the table, and one statement for each thing that a call does to a row.
+//! 2. `statements` and `sql/*.sql`: the table, and one statement for each thing that a call does to
+//!    a row.
 //! 3. `params`: keys and their terms as parameters, and a [`Row`] from the columns of a row.
-//! 4. `session`: [`RowExecutor`], which gives the keys of a batch their replies by these statements.
+//! 4. `session`: [`RowExecutor`], which gives the keys of a batch their replies by these
+//!    statements.
 //! 5. `store`: the connections and the table, with [`SqlStore`].
 //! 6. `adapter`: the public type, with its constructors, [`SqlAdapter`] and `TransactionAdapter`.
 //! 7. `inspection`: [`MaintenanceAdapter`], over [`ready`].
@@ -41,12 +44,13 @@ pub(crate) const READING_RESPONSE: &str = "reading a stored response";
 /// The state of a store that does not depend on the database.
 pub(crate) struct Common {
     calls: Batcher<Arc<Call>>,
-    /// Of the options.
+    /// The result of checking the options.
     checked: Result<(), ConfigError>,
     /// Whether the table was found.
     has_table: AtomicBool,
     purging: Purging,
-    /// Its permit is that of the task that purges. Closed with the adapter: each call asks, and asking `stop` takes a lock.
+    /// Its permit is that of the task that purges. Closed with the adapter: each call asks, and
+    /// asking `stop` takes a lock.
     free: Arc<Semaphore>,
     stop: CancellationToken,
 }
@@ -92,7 +96,8 @@ impl Drop for Common {
 
 /// A store of keys in a database.
 ///
-/// A call is made once [`prepare`](Self::prepare) has found the table. A [`session`](Self::session) executes a batch.
+/// A call is made once [`prepare`](Self::prepare) has found the table. A [`session`](Self::session)
+/// executes a batch.
 pub(crate) trait SqlStore: Send + Sync + 'static {
     /// The kind of its pool.
     type Database: Database;
@@ -114,14 +119,15 @@ pub(crate) trait SqlStore: Send + Sync + 'static {
     /// Returns the number by which the rows of a batch are sorted, so that no two batches deadlock.
     fn hash(key: &DedupKey) -> u128;
 
-    /// Waits until a batch may be sent. A call does not count as sent before. An `alone` session sends one call that its
-    /// batch has passed over ([`RowReply::Locked`]), and waits for the row.
+    /// Waits until a batch may be sent. A call does not count as sent before. An `alone` session
+    /// sends one call that its batch has passed over ([`RowReply::Locked`]), and waits for the row.
     fn session(
         self: &Arc<Self>,
         alone: bool,
     ) -> impl Future<Output = Result<Self::Session, StoreError>> + Send;
 
-    /// Returns the reply to a claim that need not be queued, because it finds its key complete or in flight.
+    /// Returns the reply to a claim that need not be queued, because it finds its key complete or
+    /// in flight.
     fn look_up(
         self: &Arc<Self>,
         key: &DedupKey,
@@ -133,14 +139,15 @@ pub(crate) trait SqlStore: Send + Sync + 'static {
 
     /// Reads a row with its response, where a write would see it.
     ///
-    /// Responses are large, and a batch has many callers. So a batch reads at most digests, and each caller reads its own
-    /// response afterwards. The store bounds how many read at once.
+    /// Responses are large, and a batch has many callers. So a batch reads at most digests, and
+    /// each caller reads its own response afterwards. The store bounds how many read at once.
     fn read_response(
         self: &Arc<Self>,
         key: &DedupKey,
     ) -> impl Future<Output = Result<Option<Row>, StoreError>> + Send;
 
-    /// Makes the statement that completes these keys in a handler's transaction: see [`DedupAdapter::completion`].
+    /// Makes the statement that completes these keys in a handler's transaction: see
+    /// [`DedupAdapter::completion`].
     fn completion(&self, keys: &[(&DedupKey, &CallTerms)]) -> Completion;
 }
 
@@ -166,7 +173,8 @@ pub(crate) async fn ready<A: SqlAdapter>(adapter: &A) -> Result<&Arc<A::Store>, 
     Ok(store)
 }
 
-/// Returns the store, unless it is closed or has an invalid option. Purges in the background from now on.
+/// Returns the store, unless it is closed or has an invalid option. Purges in the background from
+/// now on.
 pub(crate) fn usable<A: SqlAdapter>(adapter: &A) -> Result<&Arc<A::Store>, StoreError> {
     let (store, common) = (adapter.store(), adapter.store().common());
     if common.free.is_closed() || store.pool().is_closed() {
@@ -182,15 +190,17 @@ pub(crate) fn usable<A: SqlAdapter>(adapter: &A) -> Result<&Arc<A::Store>, Store
     Ok(store)
 }
 
-/// Starts the task that purges on the current runtime, unless there is one. Each call asks. The task ends with its
-/// runtime, with the pool, after [`SqlStore::on_pool_closed`], or with the store, which it does not own.
+/// Starts the task that purges on the current runtime, unless there is one. Each call asks. The
+/// task ends with its runtime, with the pool, after [`SqlStore::on_pool_closed`], or with the
+/// store, which it does not own.
 fn ensure_purging<A: SqlAdapter>(store: &Arc<A::Store>) {
     let common = store.common();
     if common.free.available_permits() == 0 {
         return;
     }
     let Ok(runtime) = Handle::try_current() else { return };
-    // A runtime that ends drops the task with its permit, and the next call starts a task again; not so once it is closed.
+    // A runtime that ends drops the task with its permit, and the next call starts a task again;
+    // not so once it is closed.
     let Ok(permit) = Arc::clone(&common.free).try_acquire_owned() else { return };
     let (purging, stop) = (common.purging, common.stop.clone());
     let (closed, store) = (store.pool().close_event(), Arc::downgrade(store));
@@ -226,7 +236,8 @@ impl<S: SqlStore> BatchExecutor<Arc<Call>> for S {
     }
 }
 
-/// Sends a call in a batch. If its batch has passed over the row, sends it alone, where no other call waits for the row.
+/// Sends a call in a batch. If its batch has passed over the row, sends it alone, where no other
+/// call waits for the row.
 async fn call<S: SqlStore>(
     store: &Arc<S>,
     kind: Kind,
@@ -246,8 +257,8 @@ async fn call<S: SqlStore>(
     in_task(session, send).await.unwrap_or_else(|| Err(kind.unknown()))
 }
 
-/// Does `work` once `right` is there, in a task of its own: a caller may leave its future unpolled, or drop it, which would
-/// break off a statement. Returns `None` if the runtime ends.
+/// Does `work` once `right` is there, in a task of its own: a caller may leave its future unpolled,
+/// or drop it, which would break off a statement. Returns `None` if the runtime ends.
 ///
 /// A caller that is dropped while it waits for the right has changed nothing, and changes nothing.
 pub(crate) async fn in_task<G, T, F>(
@@ -276,8 +287,8 @@ where
     replied.await.ok()
 }
 
-/// Claims a key. Reads the response of a duplicate, if its terms fetch responses: a row that is no longer complete, or
-/// whose response is on its way, is in flight.
+/// Claims a key. Reads the response of a duplicate, if its terms fetch responses: a row that is no
+/// longer complete, or whose response is on its way, is in flight.
 async fn claim<S: SqlStore>(
     store: &Arc<S>,
     key: &DedupKey,

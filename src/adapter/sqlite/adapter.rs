@@ -1,4 +1,5 @@
-//! [`SqliteAdapter`]: how it is made, and keys that a program records in a transaction of its own, without a layer.
+//! [`SqliteAdapter`]: its constructors, and keys that a program records in its own transaction,
+//! without a layer.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,11 +23,12 @@ use crate::key::DedupKey;
 /// `store_timeout`, so that a held file becomes an error and frees the connection.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(1);
 const READERS: u32 = 4;
-/// The WAL is checkpointed after this many pages (16 MiB). Writers stand still during a checkpoint. With
-/// SQLite's default of 1,000 pages, that is a quarter of the time under load.
+/// The WAL is checkpointed after this many pages (16 MiB). Writers stand still during a checkpoint.
+/// With SQLite's default of 1,000 pages, that is a quarter of the time under load.
 const CHECKPOINT: &str = "4000";
-/// The first pause before opening the file is tried again. Each pause is twice as long. Processes that
-/// open a new file at once all switch it to WAL mode, and the busy timeout does not cover that switch.
+/// The first pause before opening the file is tried again. Each pause is twice as long. Processes
+/// that open a new file at once all switch it to WAL mode, and the busy timeout does not cover that
+/// switch.
 const OPEN_DELAY: Duration = Duration::from_millis(50);
 const OPEN_RETRIES: usize = 6;
 
@@ -56,14 +58,14 @@ impl SqliteAdapter {
     /// Opens or creates the file that a `sqlite://` URL names, in WAL mode at
     /// `synchronous = FULL`, with one connection for writing and four for reading.
     ///
-    /// The table is made by the first call that needs it, or by [`migrate`](Self::migrate). The URL's
-    /// parameter `dedup_table` names the table: `sqlite://dedup.db?dedup_table=seen`.
+    /// The table is made by the first call that needs it, or by [`migrate`](Self::migrate). The
+    /// URL's parameter `dedup_table` names the table: `sqlite://dedup.db?dedup_table=seen`.
     ///
     /// # Errors
     ///
-    /// [`StoreErrorKind::Config`] for a URL that cannot be read or names no file (an in-memory database
-    /// belongs to one connection; use [`MemoryAdapter`](super::super::MemoryAdapter) instead),
-    /// [`StoreErrorKind::Unavailable`] if the file cannot be opened.
+    /// [`StoreErrorKind::Config`] for a URL that cannot be read or names no file (an in-memory
+    /// database belongs to one connection; use [`MemoryAdapter`](super::super::MemoryAdapter)
+    /// instead), [`StoreErrorKind::Unavailable`] if the file cannot be opened.
     pub async fn connect(url: &str) -> Result<Self, StoreError> {
         Self::connect_with(url, SqliteOptions::new()).await
     }
@@ -88,7 +90,8 @@ impl SqliteAdapter {
             .with_min_delay(OPEN_DELAY)
             .with_max_times(OPEN_RETRIES)
             .with_jitter();
-        // It stays open. When the last connection to a file closes, SQLite removes `-wal` and `-shm`.
+        // It stays open. When the last connection to a file closes, SQLite removes `-wal` and
+        // `-shm`.
         let writer = || pool().max_connections(1).idle_timeout(None).max_lifetime(None);
         let writer = (|| writer().connect_with(writing.clone()))
             .retry(retries)
@@ -103,23 +106,25 @@ impl SqliteAdapter {
         Ok(Self(Arc::new(SqliteStore::new(readers, writer, options, false))))
     }
 
-    /// Returns an adapter over a pool of yours, on the file that your service uses anyway.
+    /// Returns an adapter over your own pool, on the file that your service already uses.
     ///
-    /// The pool's settings stay as they are: see [Your own pool](#your-own-pool). Renewals need a connection too.
-    /// [`close`](crate::adapter::maintenance::MaintenanceAdapter::close) leaves the pool open.
+    /// The pool's settings stay as they are: see [Your own pool](#your-own-pool). Renewals need a
+    /// connection, too. [`close`](crate::adapter::maintenance::MaintenanceAdapter::close) leaves
+    /// the pool open.
     #[must_use]
     pub fn new(pool: SqlitePool) -> Self {
         Self::with_options(pool, SqliteOptions::new())
     }
 
-    /// Returns an adapter over a pool of yours, with these options. An invalid option is the error
+    /// Returns an adapter over your own pool, with these options. An invalid option is the error
     /// ([`StoreErrorKind::Config`]) of every call.
     #[must_use]
     pub fn with_options(pool: SqlitePool, options: SqliteOptions) -> Self {
         Self(Arc::new(SqliteStore::new(pool.clone(), pool, options, true)))
     }
 
-    /// The version of the table that [`migrate`](Self::migrate) makes, as its version table stores it.
+    /// The version of the table that [`migrate`](Self::migrate) makes, as its version table stores
+    /// it.
     pub(crate) const SCHEMA_VERSION: i64 = super::statements::VERSION;
 
     /// Returns the statements that [`migrate`](Self::migrate) runs, for your own migrations.
@@ -137,13 +142,14 @@ impl SqliteAdapter {
     ///
     /// # Errors
     ///
-    /// [`StoreErrorKind::Refused`] if the schema may not be made here, [`StoreErrorKind::Unavailable`] if the file cannot be
-    /// reached or written; the next call tries again.
+    /// [`StoreErrorKind::Refused`] if the schema may not be made here,
+    /// [`StoreErrorKind::Unavailable`] if the file cannot be reached or written; the next call
+    /// tries again.
     pub async fn migrate(&self) -> Result<(), StoreError> {
         usable(self)?.prepare().await
     }
 
-    /// Claims a key in a transaction of yours: the key is complete when, and only if, the transaction
+    /// Claims a key in your own transaction: the key is complete when, and only if, the transaction
     /// commits.
     ///
     #[doc = include_str!("../../docs/stores/sqlite_record_in.md")]
@@ -155,8 +161,8 @@ impl SqliteAdapter {
     ) -> Result<ClaimReply, StoreError> {
         let store = usable(self)?;
         if !store.common().has_table() {
-            // On this connection: another one would wait for its transaction, which holds the file. Whether the schema
-            // stays is for that transaction to decide.
+            // On this connection: another one would wait for its transaction, which holds the file.
+            // Whether the schema stays is for that transaction to decide.
             create(&store.statements, connection).await?;
         }
         let terms = CallTerms::on_claim(Token::random(), retention);

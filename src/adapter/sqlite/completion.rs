@@ -38,9 +38,9 @@ impl CompletionDatabase for Sqlite {
 
     const TEST_TIMEOUT: Option<Duration> = None;
 
-    /// The line of handlers comes before the connection: those that wait leave the pool to the one that runs. The line of
-    /// the file comes after it, as for a batch: while a handler waits for its pool, others write. A batch waits there behind
-    /// one handler and not behind all.
+    /// The line of handlers comes before the connection: those that wait leave the pool to the one
+    /// that runs. The line of the file comes after it, as for a batch: while a handler waits for
+    /// its pool, others write. A batch waits there behind one handler and not behind all.
     async fn connect<E: From<StoreError> + From<sqlx::Error> + Send>(
         completion: &Completion,
         pool: &SqlitePool,
@@ -55,8 +55,9 @@ impl CompletionDatabase for Sqlite {
         let handler = locked(handlers, *bound, StoreErrorKind::Timeout).await?;
         let connection = acquire(pool).await?;
         let writer = locked(writer, *bound, StoreErrorKind::Timeout).await?;
-        // The first BEGIN fails in a transaction that was left open. BEGIN IMMEDIATE would give it the write lock before
-        // it fails. The savepoint shows whether the transaction goes on: an ignored `INSERT OR ROLLBACK` ends it.
+        // The first BEGIN fails in a transaction that was left open. BEGIN IMMEDIATE would give it
+        // the write lock before it fails. The savepoint shows whether the transaction goes on: an
+        // ignored `INSERT OR ROLLBACK` ends it.
         let begin = [PROBE, "; BEGIN IMMEDIATE; SAVEPOINT tower_dedup"].concat();
         Ok(Some((connection, (writer, handler), begin)))
     }
@@ -83,8 +84,8 @@ impl CompletionConnection for SqliteConnection {
     }
 
     async fn complete_in(&mut self, completion: &Completion) -> Result<(), sqlx::Error> {
-        // It must fail. Outside of a transaction, or after an error that has ended it, as that of a full disk may, the
-        // completion would commit alone.
+        // It must fail. Outside of a transaction, or after an error that has ended it, as that of a
+        // full disk may, the completion would commit alone.
         match sqlx::raw_sql(PROBE).execute(&mut *self).await {
             Ok(_) => sqlx::raw_sql(NOT_WITHIN).execute(self).await.map(drop),
             Err(error) if is_left_open(&error) => {

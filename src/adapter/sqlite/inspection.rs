@@ -1,4 +1,5 @@
-//! The calls of operators. Statistics and lists are read on the connections that only read, and wait for no writer.
+//! The calls of operators. Statistics and lists are read on the connections that only read, and
+//! wait for no writer.
 
 use futures_util::future::BoxFuture;
 use sqlx::Row as _;

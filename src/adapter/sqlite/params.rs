@@ -13,9 +13,9 @@ pub(super) fn keys_json<'k>(keys: impl IntoIterator<Item = &'k DedupKey>) -> Str
 }
 
 /// Returns the rows of a statement that writes, as one parameter: a JSON array of
-/// `[namespace, id, token, retention, lease, type]`, with times in milliseconds. If any row has data to store or an event
-/// of the past, the payload's SHA-256, the response's status, headers and body, and the time of the event follow; null
-/// where there is nothing. Bytes are in hex.
+/// `[namespace, id, token, retention, lease, type]`, with times in milliseconds. If any row has
+/// data to store or an event of the past, the payload's SHA-256, the response's status, headers and
+/// body, and the time of the event follow; null where there is nothing. Bytes are in hex.
 pub(super) fn rows_json(rows: &[&mut RowCall<'_>]) -> String {
     fn head(call: &Call) -> (&str, &str, String, i64, Option<i64>, Option<&str>) {
         let (key, terms) = (&call.key, &call.terms);
@@ -46,8 +46,8 @@ fn json(rows: impl Iterator<Item: serde::Serialize>) -> String {
     serde_json::to_string(&rows.collect::<Vec<_>>()).unwrap_or_default()
 }
 
-/// Returns a row that was read with as much of its stored data. Only the callers of the row fail if a
-/// column does not decode: SQLite stores any type in any column.
+/// Returns a row that was read with as much of its stored data. Only the callers of the row fail if
+/// a column does not decode: SQLite stores any type in any column.
 pub(super) fn read_row(row: &SqliteRow, fetch: Fetch) -> Row {
     try_read_row(row, fetch).unwrap_or_else(Row::unreadable)
 }

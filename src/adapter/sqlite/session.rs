@@ -1,9 +1,10 @@
 //! [`SqliteSession`]: the statements of a batch on a connection.
 //!
 //! The first statement is for the common case: claims of keys without a row, completions by the
-//! holder. It returns only how many rows it wrote. If those are all, nothing more is sent, nor after a release. If not,
-//! the statement for every case follows for all keys: a token that has got a key gets it again. A row that this
-//! statement does not write is read, and decides the reply.
+//! holder. It returns only how many rows it wrote. If it wrote all rows, or after a release,
+//! nothing more is sent. Otherwise the statement for every case follows for all keys; a token that
+//! has got a key gets it again. A row that this statement does not write is read, and decides the
+//! reply.
 
 use std::ops::DerefMut;
 use std::sync::Arc;
@@ -23,7 +24,8 @@ use super::statements::SqliteStatements;
 use super::write_lock::WriteGuard;
 use crate::key::DedupKey;
 
-/// A connection that only reads, or that may write: under the write lock, or in a transaction that holds the file.
+/// A connection that only reads, or that may write: under the write lock, or in a transaction that
+/// holds the file.
 pub(crate) struct SqliteSession<C = PoolConnection<Sqlite>> {
     pub(super) connection: C,
     pub(super) statements: Arc<SqliteStatements>,
@@ -34,7 +36,8 @@ pub(crate) struct SqliteSession<C = PoolConnection<Sqlite>> {
 }
 
 impl RowExecutor for SqliteSession {
-    /// If it is dropped, the statement runs to its end on the connection's own thread, and its outcome is unknown.
+    /// If it is dropped, the statement runs to its end on the connection's own thread, and its
+    /// outcome is unknown.
     async fn execute(&mut self, kind: Kind, rows: &mut [RowCall<'_>]) -> Option<Failed> {
         self.has_written = false;
         let error = self.run(kind, rows).await.err()?;
@@ -96,8 +99,8 @@ impl<C: DerefMut<Target = SqliteConnection> + Send> SqliteSession<C> {
         self.write(kind, rows).await
     }
 
-    /// Claims or completes the rows without a reply, in every state. A row that is left without one was changed by
-    /// other processes each time.
+    /// Claims or completes the rows without a reply, in every state. A row that is left without one
+    /// was changed by other processes each time.
     pub(super) async fn write(
         &mut self,
         kind: Kind,

@@ -110,7 +110,8 @@ impl SqliteStore {
         Ok(())
     }
 
-    /// Runs `write` under the write lock. A release that follows a dropped caller needs the lock after it.
+    /// Runs `write` under the write lock. A release that follows a dropped caller needs the lock
+    /// after it.
     pub(super) async fn write_in_task<T, F>(
         self: &Arc<Self>,
         write: impl FnOnce(SqliteSession) -> F + Send + 'static,
@@ -209,11 +210,12 @@ impl SqlStore for SqliteStore {
         0
     }
 
-    /// A batch has the lock before it takes its calls: a write is executed only for a caller that still waits, and a
-    /// release that follows needs the lock too. So it is a fence. The same with a second batch beside a late one.
+    /// A batch has the lock before it takes its calls: a write is executed only for a caller that
+    /// still waits, and a release that follows needs the lock too. So it is a fence. The same with
+    /// a second batch beside a late one.
     ///
-    /// The connection comes first, as for the transaction of a handler: in two orders, a batch and a handler would each
-    /// wait for what the other has.
+    /// The connection comes first, as for the transaction of a handler: in two orders, a batch and
+    /// a handler would each wait for what the other has.
     async fn session(self: &Arc<Self>, _: bool) -> Result<SqliteSession, StoreError> {
         let connection = acquire(&self.writer).await;
         let connection = connection.map_err(|error| store_error("opening a connection", error))?;

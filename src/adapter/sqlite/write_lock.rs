@@ -34,7 +34,8 @@ pub(super) async fn locked(
 #[derive(Debug, Default)]
 pub(super) struct FileLocks {
     pub(super) writer: Arc<WriteLock>,
-    /// The handler that waits for `writer`, or holds it: the others wait here, so that a batch waits behind one.
+    /// The handler that waits for `writer`, or holds it: the others wait here, so that a batch
+    /// waits behind one.
     pub(super) handlers: Arc<WriteLock>,
 }
 

@@ -1,11 +1,8 @@
-//! Compositions with plain services, tower layers and a hyper server.
+//! Compositions with plain services and tower layers.
 
 use bytes::Bytes;
-use http::{HeaderValue, Request, header};
+use http::Request;
 use http_body_util::Full;
-use hyper_util::rt::TokioIo;
-use hyper_util::service::TowerToHyperService;
-use tokio::net::{TcpListener, TcpStream};
 use tower::limit::ConcurrencyLimitLayer;
 use tower::util::{BoxCloneService, BoxCloneSyncService};
 use tower::{Layer, Service, ServiceBuilder, ServiceExt};
@@ -74,39 +71,6 @@ async fn service_that_is_ready_is_the_one_that_is_called() {
         assert_eq!(answer(response.await.unwrap()).await, expected, "{id}");
     }
     assert_eq!(handler.bodies(), [BODY, BODY]);
-}
-
-#[tokio::test]
-async fn a_bare_hyper_server() {
-    let (handler, store) = (Handler::default(), memory());
-    let service = dedup(&store).layer(handler.service::<Full<Bytes>>());
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = listener.local_addr().unwrap();
-    let server = tokio::spawn(async move {
-        let (stream, _) = listener.accept().await.unwrap();
-        hyper::server::conn::http1::Builder::new()
-            .serve_connection(TokioIo::new(stream), TowerToHyperService::new(service))
-            .await
-            .unwrap();
-    });
-
-    let stream = TcpStream::connect(address).await.unwrap();
-    let (mut client, connection) =
-        hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.unwrap();
-    let connection = tokio::spawn(connection);
-    // Longer than one read of the server.
-    let long: Bytes = BODY.repeat(40_000).into();
-    for (body, expected) in [(&long, handled()), (&long, duplicate())] {
-        let mut request = full("evt_1", b"").map(|_| Full::new(body.clone()));
-        request.headers_mut().insert(header::HOST, HeaderValue::from_static("localhost"));
-        client.ready().await.unwrap();
-        let response = client.send_request(request).await.unwrap();
-        assert_eq!(answer(response).await, expected);
-    }
-    assert!(handler.bodies() == [long], "the bytes differ");
-    drop(client);
-    connection.await.unwrap().unwrap();
-    server.await.unwrap();
 }
 
 #[tokio::test]

@@ -244,17 +244,26 @@ impl<F: Fault> MaintenanceAdapter for PlainAdapter<F> {
     fn forget<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, ForgetReply> {
         Box::pin(async move {
             let nobody = CallTerms::on_claim([0; 16].into(), Duration::ZERO);
-            let Some(row) = self.row(of(finished(READ), key, &nobody)).await? else {
-                return Ok(ForgetReply::Missing);
-            };
-            if row.get("is_leased") || row.get("is_expired") {
-                let is_leased = row.get("is_leased");
-                return Ok(if is_leased { ForgetReply::InFlight } else { ForgetReply::Missing });
+            for _ in 0..5 {
+                let Some(row) = self.row(of(finished(READ), key, &nobody)).await? else {
+                    return Ok(ForgetReply::Missing);
+                };
+                if row.get("is_leased") || row.get("is_expired") {
+                    let is_leased = row.get("is_leased");
+                    return Ok(if is_leased {
+                        ForgetReply::InFlight
+                    } else {
+                        ForgetReply::Missing
+                    });
+                }
+                let (namespace, id) = (key.namespace().to_owned(), key.id().to_owned());
+                let forget = sqlx::query(sql::<F>(Sql::Forget)).bind(namespace).bind(id);
+                // None, if a claim has taken the row since: its message was not the one that is held.
+                if self.written(forget.bind(row.get::<i64, _>("version"))).await? > 0 {
+                    return Ok(ForgetReply::Removed);
+                }
             }
-            let (namespace, id) = (key.namespace().to_owned(), key.id().to_owned());
-            let forget = sqlx::query(sql::<F>(Sql::Forget)).bind(namespace).bind(id);
-            self.written(forget.bind(row.get::<i64, _>("version"))).await?;
-            Ok(ForgetReply::Removed)
+            Err(StoreError::new(StoreErrorKind::Unavailable, "forgetting a key that others change"))
         })
     }
 

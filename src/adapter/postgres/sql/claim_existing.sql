@@ -1,10 +1,20 @@
 -- Takes rows at the versions that were read: rows that were free then, and those of the caller's own token. Without a
 -- lease, they are complete at once, with their stored data. A row at its version that an open transaction holds is
 -- passed over, and returned without attempts.
-{claim_settings}, calls AS MATERIALIZED (
-  SELECT a.*, s.retention, s.lease, CASE WHEN a.handled_at IS NOT NULL THEN {handled_at} END AS past
-  FROM settings AS s, unnest($1::uuid[], $4::uuid[], $6::text[]{arrays}, $12::int8[], $13::int8[])
-    AS a (key, token, event_type{data}, handled_at, version)
+WITH settings AS MATERIALIZED (
+  SELECT set_config('lock_timeout', '{wait}', true) AS lock_timeout,
+    CASE WHEN NOT {durable_claims} AND $7::int8 IS NOT NULL AND current_setting('synchronous_standby_names') = ''
+      THEN set_config('synchronous_commit', 'off', true)
+      WHEN current_setting('synchronous_commit') IN ('off', 'local', 'remote_write')
+      THEN set_config('synchronous_commit', 'on', true) END AS durability,
+    $5::int8 * interval '1 millisecond' AS retention, $7::int8 * interval '1 millisecond' AS lease
+), calls AS MATERIALIZED (
+  SELECT a.*, s.retention, s.lease, CASE WHEN a.handled_at IS NOT NULL
+    THEN least(clock_timestamp(), timestamptz 'epoch' + a.handled_at * interval '1 millisecond') END AS past
+  FROM settings AS s, unnest($1::uuid[], $4::uuid[], $6::text[],
+      $8::bytea[], $9::int2[], $10::text[], $11::bytea[], $12::int8[], $13::int8[])
+    AS a (key, token, event_type,
+      payload_sha256, response_status, response_headers, response_body, handled_at, version)
 ), locked AS MATERIALIZED (
   -- In the order of `key`: an UPDATE locks in any order. A claim that is repeated with its token counts no attempt.
   SELECT a.*, t.expires_at <= clock_timestamp() AS is_expired,
@@ -36,6 +46,5 @@
 SELECT key, attempts, takeover FROM taken
 UNION ALL
 SELECT a.key, NULL, NULL
-FROM calls AS a
-JOIN {table} AS t USING (key, version)
+FROM calls AS a JOIN {table} AS t USING (key, version)
 WHERE NOT EXISTS (SELECT FROM locked AS l WHERE l.key = a.key)

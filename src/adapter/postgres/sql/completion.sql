@@ -12,11 +12,13 @@ WITH asked AS MATERIALIZED (
     status smallint, headers text, body text
   )
 ), bounds AS MATERIALIZED (
-  -- For this transaction, and only where its user has set none. `lock_timeout` is for this statement: the last SELECT
-  -- sets it back. A transaction that this crate began has its bound on being idle.
-  SELECT {durable} AS durability,
+  -- For this transaction, and only where its user has set none. `remote_apply` is stronger than `on`. `lock_timeout` is
+  -- for this statement, and the last SELECT sets it back: a second transaction of the same handler may hold the row. Not
+  -- 2 s, which a handler may have chosen. A transaction that this crate began has its bound on being idle.
+  SELECT CASE WHEN pg_catalog.current_setting('synchronous_commit') IN ('off', 'local', 'remote_write')
+      THEN pg_catalog.set_config('synchronous_commit', 'on', true) END AS durability,
     CASE WHEN pg_catalog.current_setting('lock_timeout') = '0'
-      THEN pg_catalog.set_config('lock_timeout', '{completion_timeout}', true) END AS lock_timeout,
+      THEN pg_catalog.set_config('lock_timeout', '1999ms', true) END AS lock_timeout,
     CASE WHEN a.idle_ms IS NOT NULL AND pg_catalog.current_setting('idle_in_transaction_session_timeout') = '0'
       THEN pg_catalog.set_config('idle_in_transaction_session_timeout', a.idle_ms::text, true) END AS idle_timeout,
     -- A completion alone, outside of the transaction with the effect, has written nothing before.
@@ -33,9 +35,8 @@ WITH asked AS MATERIALIZED (
   CROSS JOIN bounds AS b
   CROSS JOIN (
     SELECT r.key, r.sha256
-    FROM pg_catalog.jsonb_to_recordset(
-      pg_catalog.jsonb_extract_path($1::text::jsonb, 'events')
-    ) AS r (key uuid, sha256 text)
+    FROM pg_catalog.jsonb_to_recordset(pg_catalog.jsonb_extract_path($1::text::jsonb, 'events'))
+      AS r (key uuid, sha256 text)
     LIMIT (SELECT n FROM asked)
   ) AS e
   JOIN {table} AS t ON t.key = e.key

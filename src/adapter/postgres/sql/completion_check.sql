@@ -1,6 +1,7 @@
 -- Returns a row if this transaction has completed the events of `OwnCompletion::json`, and still is the one that
 -- this crate began. The handler may have weakened `synchronous_commit` after the completion.
-SELECT {durable}
+SELECT CASE WHEN pg_catalog.current_setting('synchronous_commit') IN ('off', 'local', 'remote_write')
+  THEN pg_catalog.set_config('synchronous_commit', 'on', true) END
 FROM pg_catalog.jsonb_to_record($1::text::jsonb) AS d (token uuid, mark text, events jsonb)
 WHERE d.mark = pg_catalog.current_setting('tower_dedup.tx', true)
   AND NOT EXISTS (

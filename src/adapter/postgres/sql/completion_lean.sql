@@ -17,6 +17,6 @@ WHERE t.key = $1::uuid
   AND (pg_catalog.current_setting('synchronous_commit') NOT IN ('off', 'local', 'remote_write')
     OR pg_catalog.set_config('synchronous_commit', 'on', true) IS NOT NULL)
   AND (pg_catalog.current_setting('lock_timeout') <> '0'
-    OR pg_catalog.set_config('lock_timeout', '{completion_timeout}', true) IS NOT NULL)
-RETURNING CASE WHEN pg_catalog.current_setting('lock_timeout') = '{completion_timeout}'
+    OR pg_catalog.set_config('lock_timeout', '1999ms', true) IS NOT NULL)
+RETURNING CASE WHEN pg_catalog.current_setting('lock_timeout') = '1999ms'
   THEN pg_catalog.set_config('lock_timeout', '0', true) END

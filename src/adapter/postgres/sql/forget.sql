@@ -1,7 +1,8 @@
 -- Makes a row expire, at the version that was read, unless a live lease or an open transaction holds it. The row stays,
 -- so that a claim that was made before cannot insert it again.
 WITH settings AS MATERIALIZED (
-  SELECT {durable} AS durability
+  SELECT CASE WHEN current_setting('synchronous_commit') IN ('off', 'local', 'remote_write')
+    THEN set_config('synchronous_commit', 'on', true) END AS durability
 ), locked AS MATERIALIZED (
   SELECT t.key
   FROM settings, {table} AS t

@@ -3,7 +3,6 @@
 -- `standby` shows whether the server only follows another: it may not know yet, or know too much.
 SELECT t.key, t.token, t.attempts, t.takeover, t.first_seen_at, t.completed_at,
   t.expires_at, t.lease_until, clock_timestamp() AS now, t.version,
-  pg_is_in_recovery() AS standby,
-  t.payload_sha256
+  pg_is_in_recovery() AS standby, t.payload_sha256
 FROM {table} AS t
 WHERE t.key = ANY ($1::uuid[])

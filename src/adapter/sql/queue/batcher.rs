@@ -1,7 +1,8 @@
-//! [`Batcher`]: the callers' side of the queue. [`Worker`]: the task that sends one batch after the other. [`Queue`]: the
-//! calls that wait, and which of them form the next batch.
+//! [`Batcher`]: the callers' side of the queue. [`Worker`]: the task that sends one batch after the
+//! other. [`Queue`]: the calls that wait, and which of them form the next batch.
 //!
-//! The model in `tests/protocol/queue` compiles this file too: it names nothing but `super::runtime` and `crate::error`.
+//! The model in `tests/protocol/queue` compiles this file too: it names nothing but
+//! `super::runtime` and `crate::error`.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -46,11 +47,12 @@ pub(crate) trait BatchItem: Clone + Send + 'static {
 
 /// Sends batches to the store.
 pub(crate) trait BatchExecutor<I: BatchItem>: Send + Sync + 'static {
-    /// What a worker acquires before it takes a batch, so that no call counts as being sent while it
-    /// cannot be sent.
+    /// What a worker acquires before it takes a batch, so that no call counts as being sent while
+    /// it cannot be sent.
     type SendGuard: Send;
 
-    /// Acquires the guard. An error is the reply to all calls of the batch that the worker takes then.
+    /// Acquires the guard. An error is the reply to all calls of the batch that the worker takes
+    /// then.
     fn send_guard(
         self: &Arc<Self>,
     ) -> impl Future<Output = Result<Self::SendGuard, StoreError>> + Send;
@@ -63,8 +65,8 @@ pub(crate) trait BatchExecutor<I: BatchItem>: Send + Sync + 'static {
     ) -> impl Future<Output = Vec<Result<I::Reply, StoreError>>> + Send;
 }
 
-/// How many keys wait when another worker starts; a full batch, if that has fewer. Below, the keys are cheaper
-/// as a part of the next batch.
+/// How many keys wait when another worker starts; a full batch, if that has fewer. Below, the keys
+/// are cheaper as a part of the next batch.
 const KEYS_WORTH_A_WORKER: usize = 16;
 /// How many batches a worker looks ahead for calls that can join its batch.
 const LOOK_AHEAD: usize = 4;
@@ -116,7 +118,8 @@ impl<I: BatchItem> Batcher<I> {
     }
 }
 
-/// A call that was queued. If it is dropped before the reply, the call is forgotten if it was not sent.
+/// A call that was queued. If it is dropped before the reply, the call is forgotten if it was not
+/// sent.
 struct Queued<'b, I: BatchItem> {
     queue: &'b Mutex<Queue<I>>,
     /// `None` once the call has its reply.
@@ -165,7 +168,8 @@ impl<I: BatchItem, E: BatchExecutor<I>> Worker<I, E> {
         }
     }
 
-    /// Takes the next batch, or closes the worker. Other workers send the calls that still wait then.
+    /// Takes the next batch, or closes the worker. Other workers send the calls that still wait
+    /// then.
     fn take(&mut self) -> Option<(Vec<I>, Vec<ReplySender<I>>)> {
         let mut queue = lock(&self.queue);
         self.open = !queue.waiting.is_empty() && !queue.has_surplus();
@@ -194,8 +198,8 @@ impl<I: BatchItem, E: BatchExecutor<I>> Worker<I, E> {
             }
             Err(error) => items.iter().map(|_| Err(error.clone())).collect(),
         };
-        // The replies follow: the last caller's runtime may stop running tasks after its reply, and a worker that
-        // is open and not driven would delay every call.
+        // The replies follow: the last caller's runtime may stop running tasks after its reply, and
+        // a worker that is open and not driven would delay every call.
         self.finish_batch();
         let mut replies = replies.into_iter();
         for sender in senders {
@@ -269,7 +273,7 @@ pub(super) struct Waiting<I: BatchItem> {
 /// The waiting calls, and how many workers send them.
 pub(super) struct Queue<I: BatchItem> {
     bounds: Bounds,
-    /// In the order of their tickets.
+    /// The waiting calls, in the order of their tickets.
     waiting: VecDeque<Waiting<I>>,
     next_ticket: u64,
     /// How many workers are open.
@@ -286,8 +290,8 @@ impl<I: BatchItem> Queue<I> {
         Self { bounds, waiting, next_ticket: 0, workers: 0, sending: 0, late: 0 }
     }
 
-    /// Returns the call's ticket. A caller that drops its future gives its room back itself, so a refusal looks at no
-    /// call: callers are refused while the store is slow.
+    /// Returns the call's ticket. A caller that drops its future gives its room back itself, so a
+    /// refusal looks at no call: callers are refused while the store is slow.
     pub(super) fn push(&mut self, item: I, reply: ReplySender<I>) -> Result<u64, StoreError> {
         if item.is_bounded() && self.waiting.len() >= self.bounds.max_queued_keys {
             return Err(StoreError::new(StoreErrorKind::Overloaded, "queueing a call"));
@@ -306,8 +310,9 @@ impl<I: BatchItem> Queue<I> {
 
     /// Counts another worker if the queue needs one; the caller starts it.
     ///
-    /// Beside other workers, [`KEYS_WORTH_A_WORKER`] have to wait, or any call while a batch is late; and all workers have to be
-    /// sending, because one that is not takes the waiting calls next.
+    /// Beside other workers, [`KEYS_WORTH_A_WORKER`] have to wait, or any call while a batch is
+    /// late; and all workers have to be sending, because one that is not takes the waiting calls
+    /// next.
     pub(super) fn opens_worker(&mut self) -> bool {
         let worth_a_worker = KEYS_WORTH_A_WORKER.min(self.bounds.max_batch_keys);
         let is_worth_it = self.waiting.len() >= worth_a_worker || self.late > 0;

@@ -15,8 +15,9 @@ pub(super) fn spawn(task: impl Future<Output = ()> + Send + 'static) {
 
 /// Yields once, so that tasks that are ready can run.
 ///
-/// The task wakes itself, and goes to the end of a queue from which every worker thread takes tasks.
-/// `tokio::task::yield_now` would leave it to its own thread, which a caller that has its reply may block.
+/// The task wakes itself, and goes to the end of a queue from which every worker thread takes
+/// tasks. `tokio::task::yield_now` would leave it to its own thread, which a caller that has its
+/// reply may block.
 pub(super) fn yield_now() -> impl Future<Output = ()> {
     let mut has_yielded = false;
     poll_fn(move |context| {

@@ -3,9 +3,7 @@
 -- thread to the caller's costs as much as to write them.
 -- Not an UPDATE: if ANALYZE saw the table tiny, SQLite plans an UPDATE that reads every row, and
 -- uses that plan after the table has grown. A CROSS JOIN fixes the order of the join.
-INSERT INTO {table} AS t (
-  namespace, id, attempts, takeover, first_seen_at, expires_at
-)
+INSERT INTO {table} AS t (namespace, id, attempts, takeover, first_seen_at, expires_at)
 SELECT e.namespace, e.id, 0, 0, 0, 0
 FROM json_each(?1)
 CROSS JOIN {table} AS e ON e.namespace = value ->> 0 AND e.id = value ->> 1

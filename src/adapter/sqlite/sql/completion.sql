@@ -27,7 +27,5 @@ ON CONFLICT (namespace, id) DO UPDATE SET
   expires_at = max(
     coalesce(excluded.lease_until, 0), CASE WHEN t.expires_at <= {now} THEN excluded.expires_at ELSE t.expires_at END
   ),
-  payload_sha256 = excluded.payload_sha256,
-  response_status = excluded.response_status,
-  response_headers = excluded.response_headers,
-  response_body = excluded.response_body
+  payload_sha256 = excluded.payload_sha256, response_status = excluded.response_status,
+  response_headers = excluded.response_headers, response_body = excluded.response_body

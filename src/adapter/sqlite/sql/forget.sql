@@ -1,7 +1,5 @@
 -- Makes a row expire, unless a live lease holds it. It stays, because a deleted row could be revived by a renewal.
-INSERT INTO {table} AS t (
-  namespace, id, attempts, takeover, first_seen_at, expires_at
-)
+INSERT INTO {table} AS t (namespace, id, attempts, takeover, first_seen_at, expires_at)
 SELECT e.namespace, e.id, 0, 0, {now}, {now}
 FROM json_each(?1)
 CROSS JOIN {table} AS e ON e.namespace = value ->> 0 AND e.id = value ->> 1

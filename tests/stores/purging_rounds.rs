@@ -15,7 +15,7 @@ use tower_dedup::adapter::maintenance::{Entry, ForgetReply, MaintenanceAdapter, 
 use tower_dedup::internals::purge;
 use tower_dedup::{DedupKey, StoreError, StoreErrorKind};
 
-use crate::observe::{measured, observed, value};
+use super::observed::{measured, observed, value};
 
 const INTERVAL: Duration = Duration::from_secs(600);
 
