@@ -84,7 +84,7 @@ async fn guide_rights_are_enough_and_each_is_needed() {
 #[tokio::test]
 async fn guide_rights_are_enough_in_a_cluster() {
     let page = include_str!("../../../src/docs/stores/redis.md");
-    let (_, rest) = page.split_once("A cluster needs `").expect("the rights for a cluster");
+    let (_, rest) = page.split_once("A cluster also needs `").expect("the rights for a cluster");
     let more = rest.split('`').next().expect("the rights end").split_whitespace();
     let cluster = blocking(Cluster::shared).await;
     for node in cluster.nodes() {
