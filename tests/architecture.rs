@@ -53,7 +53,7 @@ const LEVELS: &[(&str, &str)] = &[
     ),
     (
         "layer",
-        "end mode < policy body gate paths < config < answer handle < builder stored < request settings < delivery \
+        "end mode < policy body gate paths < config < answer handle < builder stored < request < settings < delivery \
          < shadow < admit < service",
     ),
 ];

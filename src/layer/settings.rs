@@ -1,7 +1,6 @@
 //! [`DedupSettings`]: what a layer around a [`DedupLayer`] has to know of it.
 
 use std::fmt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 use http::{HeaderName, Method};
@@ -9,6 +8,7 @@ use http::{HeaderName, Method};
 use super::builder::DedupLayer;
 use super::config::Config;
 use super::policy::OnUnavailable;
+use super::request::caught;
 use crate::key::{Extracted, Keys, RequestRef};
 
 /// The settings of a [`DedupLayer`], for a layer around it that has to agree with it, such as one
@@ -42,8 +42,8 @@ impl<'l> DedupSettings<'l> {
     /// extractor panics.
     #[must_use]
     pub fn keys(&self, request: &RequestRef<'_>) -> Option<Keys> {
-        match catch_unwind(AssertUnwindSafe(|| self.0.key.read(request))) {
-            Ok(Ok(Extracted::Keys(keys))) if keys.identity_count() <= self.0.max_keys => Some(keys),
+        match caught(|| self.0.key.read(request)) {
+            Ok(Extracted::Keys(keys)) if keys.identity_count() <= self.0.max_keys => Some(keys),
             _ => None,
         }
     }
