@@ -127,9 +127,9 @@ impl Delivery {
         self.noting_refusal(ran.map_err(CommitError::of_completion))
     }
 
-    /// Tells the layer that the handler writes nothing for this delivery, as for an event of a type
-    /// that it ignores. The layer then completes the events as under a lease, and requires no
-    /// transaction. A later [`begin`](Self::begin) cancels this.
+    /// Declares that the handler writes nothing for this delivery, for example because the handler
+    /// ignores events of this type. The layer then completes the events as under a lease, and
+    /// requires no transaction. A later [`begin`](Self::begin) cancels this.
     pub fn nothing_to_write(&self) {
         if let Ok(held) = self.held() {
             held.say(Effect::NothingToWrite);

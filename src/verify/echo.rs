@@ -40,8 +40,8 @@ const JSON: &str = "application/json";
 const ALLOWED_ORIGIN: HeaderName = HeaderName::from_static("webhook-allowed-origin");
 const ALLOWED_RATE: HeaderName = HeaderName::from_static("webhook-allowed-rate");
 
-/// Answers the handshakes of one sender that need an echo, such as Slack's `url_verification`, so
-/// that no handler has to. [`Preset::echo`] makes it.
+/// A layer that answers the handshakes of one sender that need an echo, such as Slack's
+/// `url_verification`. Then no handler has to answer them. [`Preset::echo`] makes the layer.
 ///
 /// Put it *inside* a [`VerifyLayer`](super::VerifyLayer) if the sender signs the handshake, and
 /// *outside* otherwise. [The guide](crate::guide::verification#handshakes) has the place for each
