@@ -1,9 +1,7 @@
 //! [`Completion`]: the statement that completes events in the transaction of a handler.
 
 use std::fmt;
-use std::sync::Arc;
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 use std::time::Duration;
 
@@ -53,19 +51,15 @@ use crate::key::{DedupKey, List};
 #[derive(Clone)]
 pub struct Completion {
     pub(crate) sql: Arc<str>,
-    parameter: Parameter,
-}
-
-#[derive(Clone)]
-enum Parameter {
-    Text(String),
-    /// Of a store of this crate.
+    /// That of a store of this crate is made when it is first asked for, because most transactions
+    /// that this crate begins need none.
+    parameter: OnceLock<String>,
+    /// What a store of this crate knows of its completion.
     #[cfg(any(feature = "postgres", feature = "sqlite"))]
-    Own(Box<OwnCompletion>),
+    pub(crate) own: Option<Box<OwnCompletion>>,
 }
 
-/// A completion of a store of this crate. Its parameter is made when it is first asked for, because
-/// most transactions that this crate begins need none.
+/// A completion of a store of this crate.
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 #[derive(Clone)]
 pub(crate) struct OwnCompletion {
@@ -76,7 +70,6 @@ pub(crate) struct OwnCompletion {
     /// Returns a row if this transaction has completed the events. It takes the same parameter.
     pub(crate) check: Arc<str>,
     make_parameter: fn(&Self) -> String,
-    parameter: OnceLock<String>,
 }
 
 /// The transaction in which a completion is executed.
@@ -116,7 +109,12 @@ impl Completion {
     /// Makes a completion of a store of your own: a statement with one text parameter. It must fail
     /// if it does not complete every event.
     pub fn new(sql: impl Into<Arc<str>>, parameter: impl Into<String>) -> Self {
-        Self { sql: sql.into(), parameter: Parameter::Text(parameter.into()) }
+        Self {
+            sql: sql.into(),
+            parameter: OnceLock::from(parameter.into()),
+            #[cfg(any(feature = "postgres", feature = "sqlite"))]
+            own: None,
+        }
     }
 
     /// Makes a completion of a store of this crate: the statement that completes these keys, and
@@ -138,18 +136,8 @@ impl Completion {
             database,
             check: Arc::clone(check),
             make_parameter,
-            parameter: OnceLock::new(),
         };
-        Self { sql: Arc::clone(sql), parameter: Parameter::Own(Box::new(own)) }
-    }
-
-    /// Returns what a store of this crate knows of its completion.
-    #[cfg(any(feature = "postgres", feature = "sqlite"))]
-    pub(crate) fn own(&self) -> Option<&OwnCompletion> {
-        match &self.parameter {
-            Parameter::Own(own) => Some(own),
-            Parameter::Text(_) => None,
-        }
+        Self { sql: Arc::clone(sql), parameter: OnceLock::new(), own: Some(Box::new(own)) }
     }
 
     /// Returns the statement. It has one parameter, and is the same for every event of the store.
@@ -164,11 +152,11 @@ impl Completion {
     /// store of your own is as its database writes it.
     #[must_use]
     pub fn parameter(&self) -> &str {
-        match &self.parameter {
-            Parameter::Text(text) => text,
-            #[cfg(any(feature = "postgres", feature = "sqlite"))]
-            Parameter::Own(own) => own.parameter.get_or_init(|| (own.make_parameter)(own)),
+        #[cfg(any(feature = "postgres", feature = "sqlite"))]
+        if let Some(own) = &self.own {
+            return self.parameter.get_or_init(|| (own.make_parameter)(own));
         }
+        self.parameter.get().map_or("", String::as_str)
     }
 
     /// Allows the statement to be the first write in its transaction.
@@ -187,7 +175,7 @@ impl Completion {
     /// Returns the completion for a handler that may hold its transaction for so long.
     #[cfg(feature = "postgres")]
     pub(crate) fn for_handler(mut self, bound: Duration) -> Self {
-        if let Parameter::Own(own) = &mut self.parameter
+        if let Some(own) = &mut self.own
             && let OwnDatabase::Postgres { idle: Some(idle), .. } = &mut own.database
         {
             *idle = bound.max(*idle);
@@ -198,8 +186,8 @@ impl Completion {
     /// Returns the completion for a transaction of this kind.
     #[cfg(any(feature = "postgres", feature = "sqlite"))]
     pub(crate) fn within(mut self, within: Within) -> Self {
-        if let Parameter::Own(own) = &mut self.parameter {
-            (own.within, own.parameter) = (within, OnceLock::new());
+        if let Some(own) = &mut self.own {
+            (own.within, self.parameter) = (within, OnceLock::new());
         }
         self
     }

@@ -56,4 +56,4 @@ pub use sql::Purging;
 pub use sqlite::{SqliteAdapter, SqliteOptions};
 pub(crate) use terms::{DuplicateNote, KeyedTerms, Terms};
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
-pub use transaction::{CompletionConnection, CompletionDatabase};
+pub use transaction::CompletionDatabase;

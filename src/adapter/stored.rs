@@ -5,6 +5,11 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use http::{HeaderMap, StatusCode};
+#[cfg(any(feature = "postgres", feature = "redis", feature = "sqlite"))]
+use http::{HeaderName, HeaderValue};
+
+#[cfg(any(feature = "postgres", feature = "redis", feature = "sqlite"))]
+use crate::error::{BoxError, StoreError, StoreErrorKind};
 
 /// The stored data that a duplicate carries.
 ///
@@ -90,87 +95,64 @@ impl fmt::Debug for StoredResponse {
 
 /// The form of a stored response in the stores of this crate.
 #[cfg(any(feature = "postgres", feature = "redis", feature = "sqlite"))]
-mod form {
-    use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
-
-    use super::StoredResponse;
-    use crate::error::{StoreError, StoreErrorKind};
-
-    impl StoredResponse {
-        /// Returns the headers as a JSON array of pairs of strings. A value that is not UTF-8 is
-        /// left out; the layer stores no response with such a value.
-        pub(crate) fn headers_json(&self) -> String {
-            let pairs: Vec<(&str, &str)> = self
-                .headers
-                .iter()
-                .filter_map(|(name, value)| {
-                    Some((name.as_str(), std::str::from_utf8(value.as_bytes()).ok()?))
-                })
-                .collect();
-            // Pairs of strings always serialize.
-            serde_json::to_string(&pairs).unwrap_or_default()
-        }
-
-        /// Makes a response of the parts that a store holds. The error is
-        /// [`StoreErrorKind::Corrupt`] if the status or the headers are unreadable.
-        pub(crate) fn from_stored(
-            status: i64,
-            headers_json: &str,
-            body: Vec<u8>,
-        ) -> Result<Self, StoreError> {
-            const CONTEXT: &str = "reading a stored response";
-            let corrupt = || StoreError::new(StoreErrorKind::Corrupt, CONTEXT);
-            let status =
-                u16::try_from(status).ok().and_then(|code| StatusCode::from_u16(code).ok());
-            let pairs: Vec<(String, String)> =
-                serde_json::from_str(headers_json).map_err(|error| corrupt().with_source(error))?;
-            let mut headers = HeaderMap::with_capacity(pairs.len());
-            for (name, value) in pairs {
-                let name =
-                    name.parse::<HeaderName>().map_err(|error| corrupt().with_source(error))?;
-                let value = HeaderValue::from_bytes(value.as_bytes())
-                    .map_err(|error| corrupt().with_source(error))?;
-                headers.append(name, value);
-            }
-            Ok(Self::new(status.ok_or_else(corrupt)?, headers, body.into()))
-        }
+impl StoredResponse {
+    /// Returns the headers as a JSON array of pairs of strings. A value that is not UTF-8 is left
+    /// out; the layer stores no response with such a value.
+    pub(crate) fn headers_json(&self) -> String {
+        let pairs = self.headers.iter().filter_map(|(name, value)| {
+            Some((name.as_str(), std::str::from_utf8(value.as_bytes()).ok()?))
+        });
+        // Pairs of strings always serialize.
+        serde_json::to_string(&pairs.collect::<Vec<_>>()).unwrap_or_default()
     }
 
-    #[cfg(test)]
-    mod tests {
-        use bytes::Bytes;
-
-        use super::*;
-
-        #[test]
-        fn response_comes_back_as_it_was_stored() {
-            let mut headers = HeaderMap::new();
-            headers.append("content-type", HeaderValue::from_static("text/xml"));
-            headers.append("link", HeaderValue::from_static("<a>"));
-            headers.append("link", HeaderValue::from_bytes("<\u{e9}>\t\"b\"".as_bytes()).unwrap());
-            let stored =
-                StoredResponse::new(StatusCode::CREATED, headers, Bytes::from_static(b"\0\xff"));
-            let again =
-                StoredResponse::from_stored(201, &stored.headers_json(), b"\0\xff".to_vec());
-            assert_eq!(again.unwrap(), stored);
-            for (status, headers) in [(20, "[]"), (200, "{}"), (200, r#"[["a b","c"]]"#)] {
-                let corrupt = StoredResponse::from_stored(status, headers, Vec::new()).unwrap_err();
-                assert_eq!(corrupt.kind(), StoreErrorKind::Corrupt, "{status} {headers}");
+    /// Makes a response of the parts that a store holds. The error is
+    /// [`StoreErrorKind::Corrupt`](crate::StoreErrorKind::Corrupt) if the status or the headers are
+    /// unreadable.
+    pub(crate) fn from_stored(
+        status: i64,
+        headers_json: &str,
+        body: Vec<u8>,
+    ) -> Result<Self, StoreError> {
+        let read = || -> Result<Self, BoxError> {
+            let status = StatusCode::from_u16(status.try_into()?)?;
+            let pairs: Vec<(String, String)> = serde_json::from_str(headers_json)?;
+            let mut headers = HeaderMap::with_capacity(pairs.len());
+            for (name, value) in pairs {
+                headers.append(HeaderName::try_from(name)?, HeaderValue::try_from(value)?);
             }
-        }
+            Ok(Self::new(status, headers, body.into()))
+        };
+        let corrupt = || StoreError::new(StoreErrorKind::Corrupt, "reading a stored response");
+        read().map_err(|error| corrupt().with_source(error))
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use http::HeaderValue;
-
     use super::*;
+
+    #[cfg(any(feature = "postgres", feature = "redis", feature = "sqlite"))]
+    #[test]
+    fn response_comes_back_as_it_was_stored() {
+        let mut headers = HeaderMap::new();
+        headers.append("content-type", HeaderValue::from_static("text/xml"));
+        headers.append("link", HeaderValue::from_static("<a>"));
+        headers.append("link", HeaderValue::from_bytes("<\u{e9}>\t\"b\"".as_bytes()).unwrap());
+        let stored =
+            StoredResponse::new(StatusCode::CREATED, headers, Bytes::from_static(b"\0\xff"));
+        let again = StoredResponse::from_stored(201, &stored.headers_json(), b"\0\xff".to_vec());
+        assert_eq!(again.unwrap(), stored);
+        for (status, headers) in [(20, "[]"), (200, "{}"), (200, r#"[["a b","c"]]"#)] {
+            let corrupt = StoredResponse::from_stored(status, headers, Vec::new()).unwrap_err();
+            assert_eq!(corrupt.kind(), StoreErrorKind::Corrupt, "{status} {headers}");
+        }
+    }
 
     #[test]
     fn debug_output_of_a_response_shows_no_content() {
         let mut headers = HeaderMap::new();
-        headers.append("x-token", HeaderValue::from_static("secret"));
+        headers.append("x-token", "secret".parse().unwrap());
         let stored = StoredResponse::new(StatusCode::OK, headers, Bytes::from_static(b"private"));
         let shown = format!("{stored:?}");
         assert!(!shown.contains("secret") && !shown.contains("private"), "{shown}");

@@ -164,8 +164,7 @@ impl CallTerms {
     }
 
     /// Returns when the event was handled; `None` if it is handled now.
-    #[must_use]
-    pub const fn handled_at(&self) -> Option<SystemTime> {
+    pub(crate) const fn handled_at(&self) -> Option<SystemTime> {
         self.shared.handled_at
     }
 
@@ -207,7 +206,7 @@ impl CallTerms {
     }
 
     /// Returns how long the key is remembered: from its claim on, or from
-    /// [`handled_at`](Self::handled_at) on.
+    /// [`handled_at_ms`](Self::handled_at_ms) on.
     #[must_use]
     pub const fn retention(&self) -> Duration {
         self.shared.retention
@@ -226,8 +225,7 @@ impl CallTerms {
     }
 
     /// Returns how long a claim holds without a renewal; zero under [`Permanence::OnClaim`].
-    #[must_use]
-    pub const fn lease(&self) -> Duration {
+    pub(crate) const fn lease(&self) -> Duration {
         self.shared.lease()
     }
 
@@ -238,7 +236,8 @@ impl CallTerms {
         saturating_ms(self.shared.retention)
     }
 
-    /// Returns the lease in whole milliseconds, at most 1,000 years.
+    /// Returns how long a claim holds without a renewal, in whole milliseconds, at most 1,000
+    /// years; zero under [`Permanence::OnClaim`].
     #[must_use]
     pub fn lease_ms(&self) -> i64 {
         saturating_ms(self.lease())
@@ -255,7 +254,7 @@ impl CallTerms {
 
 /// The longest time of the stores is that of Redis: 2^48 milliseconds since the Unix epoch, in the
 /// year 10889.
-fn saturating_ms(duration: Duration) -> i64 {
+pub(super) fn saturating_ms(duration: Duration) -> i64 {
     const MOST: i64 = 1_000 * 365 * 86_400_000;
     i64::try_from(duration.as_millis()).map_or(MOST, |ms| ms.min(MOST))
 }

@@ -1,7 +1,8 @@
 //! Transactions of handlers in which a store of this crate completes events: how they begin over
-//! sqlx, the parameter of their completion, and what their errors mean.
+//! sqlx, and the parameter of their completion.
 
 use std::future::Future;
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -18,11 +19,12 @@ use crate::key::{DedupKey, hex};
 /// it.
 pub(crate) type Connected<DB> = (PoolConnection<DB>, <DB as CompletionDatabase>::Turn, String);
 
-/// Prevents implementations of [`CompletionDatabase`] and [`CompletionConnection`] in other crates.
+/// Prevents implementations of [`CompletionDatabase`] in other crates.
 pub trait Sealed {}
 
-/// A database of sqlx in which [`Delivery::begin`](crate::Delivery::begin) begins a transaction.
-pub trait CompletionDatabase: Database<Connection: CompletionConnection> + Sealed {
+/// A database of sqlx in which [`Delivery::begin`](crate::Delivery::begin) begins a transaction, and
+/// [`Delivery::complete_in`](crate::Delivery::complete_in) completes events.
+pub trait CompletionDatabase: Database + Sealed {
     /// The right to a transaction, which is held to its end.
     #[doc(hidden)]
     type Turn: Send + Sync + 'static;
@@ -40,39 +42,36 @@ pub trait CompletionDatabase: Database<Connection: CompletionConnection> + Seale
     /// it leads to no other machine.
     #[doc(hidden)]
     const TEST_TIMEOUT: Option<Duration>;
-}
 
-/// A connection of sqlx on which [`Delivery::complete_in`](crate::Delivery::complete_in) completes
-/// events.
-pub trait CompletionConnection: Connection + Sealed {
     /// Completes the events in a transaction that this crate has begun and marked. An error if that
     /// transaction has ended. `is_last`: the COMMIT follows.
     #[doc(hidden)]
     fn complete_marked(
-        &mut self,
+        connection: &mut Self::Connection,
         completion: &Completion,
         is_last: bool,
     ) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
 
-    /// Returns whether this transaction has completed the events, and still is the one that this
-    /// crate has begun.
+    /// Executes a statement with the parameter of this completion. Returns whether it returns a
+    /// row.
     #[doc(hidden)]
-    fn is_completed(
-        &mut self,
+    fn finds(
+        connection: &mut Self::Connection,
+        sql: &Arc<str>,
         completion: &Completion,
     ) -> impl Future<Output = Result<bool, sqlx::Error>> + Send;
 
     /// Completes the events in a transaction that the handler has begun.
     #[doc(hidden)]
     fn complete_in(
-        &mut self,
+        connection: &mut Self::Connection,
         completion: &Completion,
     ) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
 
     /// Returns whether somebody has left a transaction open that sqlx does not know of. So does a
     /// connection that is broken.
     #[doc(hidden)]
-    fn is_left_open(&mut self) -> impl Future<Output = bool> + Send;
+    fn is_left_open(connection: &mut Self::Connection) -> impl Future<Output = bool> + Send;
 }
 
 impl OwnCompletion {
@@ -125,82 +124,6 @@ impl OwnCompletion {
     }
 }
 
-/// What an error of a handler's transaction means.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum TransactionFault {
-    /// A completion was refused: an event is complete already.
-    AlreadyComplete,
-    /// A completion was refused: an event has no row.
-    MissingRow,
-    /// A completion was refused: its transaction has ended.
-    Ended,
-    /// A completion was refused: nothing was written before it.
-    Unwritten,
-    /// The session, or its transaction, is read-only.
-    ReadOnly,
-    /// The database is busy, or another transaction was in the way. Nothing was written.
-    InTheWay,
-    /// The database is away. The outcome is unknown.
-    Away,
-    /// The statement cannot succeed.
-    Statement,
-}
-
-/// The texts of the refusals, of which each begins so.
-const REFUSALS: [(&str, TransactionFault); 5] = [
-    ("tower_dedup: nothing was written", TransactionFault::Unwritten),
-    ("tower_dedup: the transaction has ended", TransactionFault::Ended),
-    ("tower_dedup: no transaction is open", TransactionFault::Ended),
-    ("tower_dedup: an event has no row", TransactionFault::MissingRow),
-    ("tower_dedup: ", TransactionFault::AlreadyComplete),
-];
-
-/// Returns what an error of sqlx means.
-///
-/// SQLSTATEs: <https://www.postgresql.org/docs/current/errcodes-appendix.html>. Result codes of
-/// SQLite:
-/// <https://sqlite.org/rescode.html>.
-pub(crate) fn fault(error: &sqlx::Error) -> TransactionFault {
-    let sqlx::Error::Database(error) = error else {
-        return match error {
-            sqlx::Error::PoolTimedOut => TransactionFault::InTheWay,
-            sqlx::Error::Io(_)
-            | sqlx::Error::Tls(_)
-            | sqlx::Error::Protocol(_)
-            | sqlx::Error::PoolClosed
-            | sqlx::Error::WorkerCrashed
-            | sqlx::Error::BeginFailed => TransactionFault::Away,
-            _ => TransactionFault::Statement,
-        };
-    };
-    let code = error.code().unwrap_or_default();
-    // Bad input has the same codes.
-    if matches!(&*code, "22P02" | "1")
-        && let Some((_, refusal)) = REFUSALS.iter().find(|(text, _)| error.message().contains(text))
-    {
-        return *refusal;
-    }
-    match &*code {
-        "40003" => TransactionFault::Away,
-        // Five characters are of Postgres.
-        code if code.len() == 5 => match &code[..2] {
-            "40" | "53" | "55" => TransactionFault::InTheWay,
-            "08" | "57" | "58" | "XX" => TransactionFault::Away,
-            "25" if code == "25006" => TransactionFault::ReadOnly,
-            // A transaction that was idle or open for too long.
-            _ if matches!(code, "25P03" | "25P04") => TransactionFault::InTheWay,
-            _ => TransactionFault::Statement,
-        },
-        code => match code.parse::<i32>().map(|extended| extended & 0xff) {
-            // BUSY, LOCKED, NOMEM, FULL.
-            Ok(5 | 6 | 7 | 13) => TransactionFault::InTheWay,
-            // IOERR, CANTOPEN.
-            Ok(10 | 14) => TransactionFault::Away,
-            _ => TransactionFault::Statement,
-        },
-    }
-}
-
 /// Begins a transaction; `None` for the stores of [`connect`](CompletionDatabase::connect)'s
 /// `None`.
 ///
@@ -229,6 +152,16 @@ pub(crate) async fn begin<
         Err(sqlx::Error::PoolTimedOut)
     };
     Ok(tokio::spawn(begin).await.unwrap_or(Err(sqlx::Error::WorkerCrashed))?)
+}
+
+/// Returns whether this transaction has completed the events, and still is the one that this crate
+/// has begun.
+pub(crate) async fn is_completed<DB: CompletionDatabase>(
+    connection: &mut DB::Connection,
+    completion: &Completion,
+) -> sqlx::Result<bool> {
+    let Some(own) = &completion.own else { return Ok(false) };
+    DB::finds(connection, &own.check, completion).await
 }
 
 /// Returns a connection that is in no transaction, as far as sqlx knows. Closes the others: a
@@ -278,14 +211,14 @@ async fn after_closing_one<DB: CompletionDatabase>(
     pool: &Pool<DB>,
 ) -> sqlx::Result<PoolConnection<DB>> {
     let mut connection = acquire(pool).await?;
-    if connection.is_left_open().await {
+    if DB::is_left_open(&mut connection).await {
         let _ = connection.close().await;
         return acquire(pool).await;
     }
     // They stay out of the pool until the search is over.
     let mut sound = Vec::new();
     while let Some(mut idle) = pool.try_acquire() {
-        if timeout(ASK, idle.is_left_open()).await.unwrap_or(true) {
+        if timeout(ASK, DB::is_left_open(&mut idle)).await.unwrap_or(true) {
             let _ = idle.close().await;
             break;
         }

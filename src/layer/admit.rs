@@ -28,6 +28,7 @@ use super::end::{self, DeliveryEnd};
 use super::gate::Permit;
 use super::mode::Mode;
 use super::request::{NOT_VERIFIED, Run, caught};
+use crate::adapter::contract::Fetch;
 use crate::delivery::{Delivery, Verdict};
 use crate::error::KeyErrorKind;
 use crate::ledger::RunsWithoutKey;
@@ -185,7 +186,8 @@ where
         {
             let keys = keys.without_payloads();
             let DedupLayer { ledger, config, .. } = &*self.layer;
-            let delivery = ledger.unenforced(keys.events(), Verdict::Off, None, &config.meters);
+            let calls = config.calls(ledger, Fetch::Nothing);
+            let delivery = ledger.unenforced(keys.events(), Verdict::Off, None, calls);
             delivery.set_request(&keys);
             self.head.extensions.insert(delivery);
         }

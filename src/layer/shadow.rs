@@ -102,8 +102,9 @@ impl<S, L, B> Run<S, L, B> {
             // transaction.
             return;
         }
-        let (ledger, meters) = (&self.layer.ledger, &self.layer.config.meters);
-        let delivery = ledger.unenforced(self.keys.events(), verdict, claimed, meters);
+        let (ledger, config) = (&self.layer.ledger, &self.layer.config);
+        let calls = config.calls(ledger, Fetch::Nothing);
+        let delivery = ledger.unenforced(self.keys.events(), verdict, claimed, calls);
         delivery.set_request(&self.keys);
         extensions.insert(delivery);
     }

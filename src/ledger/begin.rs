@@ -2,7 +2,6 @@
 
 use std::future::Future;
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio::time::Instant;
 
@@ -13,15 +12,13 @@ use super::contract::LedgerKind;
 use super::held::Held;
 use super::hold::{AnyLedger, Hold};
 use super::resolve::{Resolution, claim_all, distinct};
-use super::times::Times;
 use crate::adapter::contract::Seen;
 use crate::delivery::{Delivery, Inner, Verdict};
 use crate::error::{StoreError, StoreErrorKind};
 use crate::key::{Event, Keys, List};
-use crate::observe::{self, Meters};
+use crate::observe;
 
 /// How a delivery begins.
-#[derive(Debug)]
 pub(crate) enum Begin {
     /// The handler runs.
     First {
@@ -129,15 +126,14 @@ impl AnyLedger {
         events: &[Event],
         verdict: Verdict,
         claimed: Option<&Delivery>,
-        meters: &Arc<Meters>,
+        calls: Calls,
     ) -> Delivery {
         let events = events.into();
         if self.kind == LedgerKind::OnArrival {
             return Delivery::unenforced(events, verdict, claimed, ());
         }
         // It holds nothing: its transaction is the handler's alone.
-        let held = Held::new(List::new(), self.calls(&Times::default(), Duration::ZERO, meters));
-        Delivery::unenforced(events, verdict, claimed, held)
+        Delivery::unenforced(events, verdict, claimed, Held::new(List::new(), calls))
     }
 }
 

@@ -17,7 +17,7 @@ use std::fmt;
 use std::ops::{Deref, DerefMut};
 
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
-use sqlx::{Database, Pool, Transaction};
+use sqlx::{Connection, Database, Pool, Transaction};
 
 use super::held::{Effect, Held};
 use crate::adapter::KeyedTerms;
@@ -25,9 +25,7 @@ use crate::adapter::KeyedTerms;
 use crate::adapter::contract::Within;
 use crate::adapter::contract::{Completion, StoredResponse};
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
-use crate::adapter::transaction::{
-    CompletionConnection, CompletionDatabase, TransactionFault, begin, fault,
-};
+use crate::adapter::transaction::{CompletionDatabase, begin, is_completed};
 use crate::delivery::Delivery;
 use crate::error::{BoxError, StoreError, StoreErrorKind};
 
@@ -117,12 +115,12 @@ impl Delivery {
     /// [`CommitErrorKind::TransactionEnded`] if no transaction is open. Otherwise the errors of the
     /// database. On Postgres the transaction is aborted then; on SQLite roll it back.
     #[cfg(any(feature = "postgres", feature = "sqlite"))]
-    pub async fn complete_in<C: CompletionConnection>(
-        &self,
-        connection: &mut C,
-    ) -> Result<(), CommitError> {
+    pub async fn complete_in<C>(&self, connection: &mut C) -> Result<(), CommitError>
+    where
+        C: Connection<Database: CompletionDatabase<Connection = C>>,
+    {
         let completion = self.completion()?;
-        let ran = connection.complete_in(&completion).await;
+        let ran = C::Database::complete_in(connection, &completion).await;
         self.held()?.note(|it| it.may_have_completed = true);
         self.noting_refusal(ran.map_err(CommitError::of_completion))
     }
@@ -294,7 +292,7 @@ impl<DB: CompletionDatabase> DedupTx<DB> {
 
     async fn write(&mut self, is_last: bool) -> Result<(), CommitError> {
         let Self { transaction, event, completion, .. } = self;
-        let (keys, connection) = (event.keys_to_complete(), &mut **transaction);
+        let keys = event.keys_to_complete();
         if keys.is_empty() {
             return Ok(());
         }
@@ -303,7 +301,7 @@ impl<DB: CompletionDatabase> DedupTx<DB> {
             // The handler may have set it after the beginning.
             *completion = held.completion(keys)?.within(Within::Marked);
         }
-        let written = connection.complete_marked(completion, is_last).await;
+        let written = DB::complete_marked(transaction, completion, is_last).await;
         event.noting_refusal(written.map_err(CommitError::of_completion))
     }
 
@@ -314,7 +312,7 @@ impl<DB: CompletionDatabase> DedupTx<DB> {
         if event.keys_to_complete().is_empty() {
             return Ok(true);
         }
-        transaction.is_completed(completion).await.map_err(CommitError::of_completion)
+        is_completed::<DB>(transaction, completion).await.map_err(CommitError::of_completion)
     }
 }
 
@@ -404,14 +402,8 @@ impl CommitError {
     /// Returns the error of a COMMIT: without a reply from the database, its outcome is unknown.
     #[cfg(any(feature = "postgres", feature = "sqlite"))]
     fn of_commit(error: sqlx::Error) -> Self {
-        let operation = "committing";
-        match fault(&error) {
-            TransactionFault::Away => {
-                let (kind, fact) = (CommitErrorKind::Unknown, "the database has not replied");
-                Self { kind, operation, fact, source: Some(error.into()) }
-            }
-            _ => Self { operation, ..error.into() },
-        }
+        let (kind, fact) = meaning(&error);
+        Self { kind, operation: "committing", fact, source: Some(error.into()) }
     }
 
     /// Returns the kind.
@@ -455,28 +447,86 @@ impl From<StoreError> for CommitError {
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 impl From<sqlx::Error> for CommitError {
     fn from(error: sqlx::Error) -> Self {
-        use CommitErrorKind::{
-            AlreadyComplete, Config, Database, MissingRow, TransactionEnded, Unavailable,
-        };
-        let (kind, fact) = match fault(&error) {
-            TransactionFault::AlreadyComplete => (AlreadyComplete, "an event is complete already"),
-            TransactionFault::MissingRow => (
-                MissingRow,
-                "an event has no row: the pool leads to another database than the store, or a crash has lost the claim",
-            ),
-            TransactionFault::Ended => (TransactionEnded, ENDED),
-            TransactionFault::Unwritten => (
-                Config,
-                "nothing was written before the completion: complete after the writes, or call `Completion::as_first_statement`",
-            ),
-            TransactionFault::ReadOnly => (
-                Unavailable,
-                "the session is read-only: a standby, or a transaction that is set so",
-            ),
-            TransactionFault::InTheWay | TransactionFault::Away => (Unavailable, UNAVAILABLE),
-            TransactionFault::Statement => (Database, "the database refused a statement"),
+        let (kind, fact) = match meaning(&error) {
+            // Before a COMMIT, nothing is committed.
+            (CommitErrorKind::Unknown, _) => (CommitErrorKind::Unavailable, UNAVAILABLE),
+            known => known,
         };
         Self { kind, operation: "in the handler's transaction", fact, source: Some(error.into()) }
+    }
+}
+
+/// The texts with which the databases refuse a completion, of which each begins so, and what each
+/// means.
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+const REFUSALS: [(&str, CommitErrorKind, &str); 5] = [
+    (
+        "tower_dedup: nothing was written",
+        CommitErrorKind::Config,
+        "nothing was written before the completion: complete after the writes, or call \
+         `Completion::as_first_statement`",
+    ),
+    ("tower_dedup: the transaction has ended", CommitErrorKind::TransactionEnded, ENDED),
+    ("tower_dedup: no transaction is open", CommitErrorKind::TransactionEnded, ENDED),
+    (
+        "tower_dedup: an event has no row",
+        CommitErrorKind::MissingRow,
+        "an event has no row: the pool leads to another database than the store, or a crash has \
+         lost the claim",
+    ),
+    ("tower_dedup: ", CommitErrorKind::AlreadyComplete, "an event is complete already"),
+];
+
+/// Returns what an error of sqlx means: `Unknown` if the database has not replied.
+///
+/// SQLSTATEs: <https://www.postgresql.org/docs/current/errcodes-appendix.html>. Result codes of
+/// SQLite: <https://sqlite.org/rescode.html>.
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+fn meaning(error: &sqlx::Error) -> (CommitErrorKind, &'static str) {
+    let away = (CommitErrorKind::Unknown, "the database has not replied");
+    let in_the_way = (CommitErrorKind::Unavailable, UNAVAILABLE);
+    let refused = (CommitErrorKind::Database, "the database refused a statement");
+    let sqlx::Error::Database(error) = error else {
+        return match error {
+            sqlx::Error::PoolTimedOut => in_the_way,
+            sqlx::Error::Io(_)
+            | sqlx::Error::Tls(_)
+            | sqlx::Error::Protocol(_)
+            | sqlx::Error::PoolClosed
+            | sqlx::Error::WorkerCrashed
+            | sqlx::Error::BeginFailed => away,
+            _ => refused,
+        };
+    };
+    let code = error.code().unwrap_or_default();
+    // Bad input has the same codes.
+    if matches!(&*code, "22P02" | "1")
+        && let Some((_, kind, fact)) =
+            REFUSALS.iter().find(|(text, ..)| error.message().contains(text))
+    {
+        return (*kind, fact);
+    }
+    match &*code {
+        "40003" => away,
+        "25006" => (
+            CommitErrorKind::Unavailable,
+            "the session is read-only: a standby, or a transaction that is set so",
+        ),
+        // A transaction that was idle or open for too long.
+        "25P03" | "25P04" => in_the_way,
+        // Five characters are of Postgres.
+        code if code.len() == 5 => match &code[..2] {
+            "40" | "53" | "55" => in_the_way,
+            "08" | "57" | "58" | "XX" => away,
+            _ => refused,
+        },
+        code => match code.parse::<i32>().map(|extended| extended & 0xff) {
+            // BUSY, LOCKED, NOMEM, FULL.
+            Ok(5 | 6 | 7 | 13) => in_the_way,
+            // IOERR, CANTOPEN.
+            Ok(10 | 14) => away,
+            _ => refused,
+        },
     }
 }
 

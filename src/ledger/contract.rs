@@ -1,13 +1,13 @@
 //! The contract between a layer and a ledger.
 //!
-//! The traits are public in a private module. So bounds of public types can name them, and other
-//! crates cannot implement them.
+//! The traits are public, so that bounds of public types can name them.
 
 use std::sync::Arc;
 
 use crate::adapter::contract::StoredResponse;
 
-/// The ledgers: when a key becomes permanent.
+/// The ledgers: when a key becomes permanent. No other crate can name this type, so that none
+/// implements [`Ledger`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LedgerKind {
     /// After a success.
@@ -18,16 +18,14 @@ pub enum LedgerKind {
     Transactional,
 }
 
-/// Prevents implementations of [`Ledger`] in other crates.
-pub trait SealedLedger {
-    const KIND: LedgerKind;
-}
-
 /// A ledger: when a key becomes permanent.
 ///
 /// A bound for code that is generic over the ledger, such as
 /// `fn settings<L: Ledger>(layer: DedupLayer<L>) -> DedupLayer<L>`. It is sealed.
-pub trait Ledger: SealedLedger + Send + Sync + 'static {}
+pub trait Ledger: Send + Sync + 'static {
+    #[doc(hidden)]
+    const KIND: LedgerKind;
+}
 
 /// A ledger that can run a handler while its store does not reply.
 #[diagnostic::on_unimplemented(
@@ -67,11 +65,9 @@ pub enum Transactional {}
 
 macro_rules! ledgers {
     ($($ledger:ident: $($can:ident)*;)+) => {$(
-        impl SealedLedger for $ledger {
+        impl Ledger for $ledger {
             const KIND: LedgerKind = LedgerKind::$ledger;
         }
-
-        impl Ledger for $ledger {}
 
         $(impl $can for $ledger {})*
     )+};

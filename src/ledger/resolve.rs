@@ -28,6 +28,7 @@ use std::collections::HashSet;
 use std::future::Future;
 use std::mem::take;
 use std::ops::ControlFlow;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::call::{Calls, Claimed, Reply};
 use super::hold::Hold;
@@ -122,8 +123,9 @@ fn conclude(hold: &mut Hold<'_>, answered: Vec<Answered>) -> Result<Resolution, 
     hold.keys = take(&mut resolution.release);
     match failed.filter(|_| resolution.new.is_empty()) {
         Some((error, events)) if hold.fails_open(&error) => {
+            let resolution = Resolution::unprotected(events, &error, &hold.calls);
             hold.keep();
-            Ok(Resolution::unprotected(events, &error, &hold.calls))
+            Ok(resolution)
         }
         Some((error, _)) => Err(error),
         None => Ok(resolution),
@@ -257,20 +259,18 @@ impl Resolution {
 
     /// Notes that an identity of `event` is complete.
     fn add_duplicate(&mut self, event: &Event, by: &KeyedTerms, seen: &Seen, meters: &Meters) {
-        let stored = stored_sha256(seen);
-        if by.key == *event.key() {
-            let asked = by.terms.payload_sha256();
-            if stored.is_some_and(|stored| asked.is_some_and(|asked| asked != stored)) {
-                self.mismatch = true;
-                observe::records::mismatch(meters, event.key());
-            }
-        } else if stored.is_some_and(|named| named != event.key().sha256()) {
-            let report = if event.alias().is_some() {
-                observe::records::same_event
-            } else {
-                observe::records::same_body
-            };
-            report(meters, event.key(), &by.key);
+        let (key, is_key) = (event.key(), by.key == *event.key());
+        let expected = if is_key { by.terms.payload_sha256() } else { Some(key.sha256()) };
+        if let (Some(stored), Some(expected)) = (stored_sha256(seen), expected)
+            && stored != expected
+        {
+            self.mismatch |= is_key;
+            // A panic of a subscriber would lose the keys that other events have claimed.
+            let _ = catch_unwind(AssertUnwindSafe(|| match event.alias() {
+                _ if is_key => observe::records::mismatch(meters, key),
+                Some(_) => observe::records::same_event(meters, key, &by.key),
+                None => observe::records::same_body(meters, key, &by.key),
+            }));
         }
         self.duplicate.get_or_insert_with(|| seen.clone());
     }

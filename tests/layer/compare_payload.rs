@@ -1,9 +1,12 @@
 //! One id with two payloads: compared, counted, and refused by choice; under every ledger.
 
+use std::collections::BTreeMap;
+use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::FutureExt;
 use http::{Request, StatusCode};
 use sha2::Digest;
 use tower::Layer;
@@ -16,12 +19,14 @@ use tower_dedup::{
     DedupKey, DedupLayer, Deduplicator, KeyExtractor, Mode, OnMismatch, OnUnavailable, Replay,
     provider,
 };
+use tracing::Subscriber;
+use tracing_subscriber::layer::{Context, SubscriberExt};
 
 use crate::faults::either;
 use crate::hooked::{BEFORE, Hooked};
 use crate::lists::words;
 use support::ledgers::Setup;
-use support::log::Log;
+use support::log::{Fields, Log};
 use support::{Body, Handler, answered, by_header, dedup_key, event, faulty, result, send};
 
 const DAY: Duration = Duration::from_secs(86_400);
@@ -81,6 +86,32 @@ async fn events_of_one_delivery_are_compared_one_by_one<S: Setup>(setup: S) {
     assert_eq!(handler.runs(), 3);
 }
 
+/// The record of the mismatch comes before the handler of the new event.
+async fn subscriber_that_panics_loses_no_event<S: Setup>(setup: S) {
+    struct Panics;
+
+    impl<S: Subscriber> tracing_subscriber::Layer<S> for Panics {
+        fn on_event(&self, event: &tracing::Event<'_>, _: Context<'_, S>) {
+            let mut fields = BTreeMap::new();
+            event.record(&mut Fields(&mut fields));
+            assert!(!fields["message"].starts_with("payload mismatch"), "on purpose");
+        }
+    }
+
+    let (handler, layer) = (Handler::default(), setup.layer(by_word()).await);
+    let layer = layer.compare_payload(key::body_digest(), OnMismatch::Refuse);
+    let service = layer.layer(handler.service());
+    assert_eq!(answered(&send(&service, words("a=1")).await), RAN);
+    support::log::ask_all_subscribers();
+    let panics = tracing::subscriber::set_default(tracing_subscriber::registry().with(Panics));
+    let sent = AssertUnwindSafe(send(&service, words("d=1 a=2"))).catch_unwind().await;
+    drop(panics);
+    drop(sent);
+    // The retry finds it free, or complete.
+    send(&service, words("d=1")).await;
+    assert_eq!(handler.runs(), 2);
+}
+
 support::on_ledgers!(
     [
         lease_memory = OnMemory,
@@ -90,6 +121,7 @@ support::on_ledgers!(
     ],
     other_payload_is_422_with_refuse,
     events_of_one_delivery_are_compared_one_by_one,
+    subscriber_that_panics_loses_no_event,
 );
 
 /// One event for every `id=payload` of the body.

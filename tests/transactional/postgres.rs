@@ -16,7 +16,7 @@ use tower_dedup::adapter::contract::DedupAdapter;
 use tower_dedup::adapter::maintenance::{KeyState, MaintenanceAdapter};
 use tower_dedup::adapter::{PostgresAdapter, PostgresOptions};
 use tower_dedup::{
-    CommitError, CommitErrorKind, DedupLayer, Deduplicator, Delivery, ResponseBody, RunError,
+    CommitError, CommitErrorKind, DedupLayer, Deduplicator, Delivery, Mode, ResponseBody, RunError,
     RunOutcome,
 };
 
@@ -170,6 +170,24 @@ async fn transaction_has_its_bounds_and_the_handler_may_change_them() {
         for (setting, before) in [("lock_timeout", "0"), (IDLE, session)] {
             assert_eq!(show(&mut connection, setting).await, before);
         }
+    }
+}
+
+/// A trial in shadow ends no transaction that an enforcing layer leaves alone.
+#[tokio::test]
+async fn transaction_may_be_idle_as_long_in_every_mode() {
+    let database = Database::fresh().await;
+    let pool = database.pool(2);
+    for (id, mode) in [("a", Mode::Enforce), ("b", Mode::Shadow), ("c", Mode::Off)] {
+        let adapter = PostgresAdapter::new(pool.clone());
+        let layer = DedupLayer::transactional(by_header(), adapter).mode(mode);
+        let handler = handler(&pool, move |pool, event| async move {
+            let mut tx = event.begin(&pool).await?;
+            assert_eq!(show(&mut tx, IDLE).await, "92s", "{mode:?}");
+            tx.commit().await
+        });
+        let service = layer.handler_timeout(Duration::from_secs(90)).layer(handler);
+        assert_eq!(send(&service, request(id)).await.status(), 200, "{mode:?}");
     }
 }
 

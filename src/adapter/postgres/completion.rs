@@ -9,9 +9,7 @@ use sqlx::postgres::{PgConnection, PgPool, Postgres};
 use super::super::contract::{CallTerms, Completion, Fetch, OwnCompletion, OwnDatabase};
 use super::super::sql::statement::query;
 use super::super::terms::KeyedTerms;
-use super::super::transaction::{
-    CompletionConnection, CompletionDatabase, Connected, Sealed, acquire,
-};
+use super::super::transaction::{CompletionDatabase, Connected, Sealed, acquire};
 use super::params::{BoundQuery, Uuid, key_hash};
 use super::statements::{PostgresStatements, of_generation};
 use crate::error::StoreError;
@@ -63,11 +61,8 @@ impl CompletionDatabase for Postgres {
         completion: &Completion,
         pool: &PgPool,
     ) -> Result<Option<Connected<Self>>, E> {
-        let Some(own @ OwnCompletion { database: OwnDatabase::Postgres { .. }, .. }) =
-            completion.own()
-        else {
-            return Ok(None);
-        };
+        let Some(own) = &completion.own else { return Ok(None) };
+        let OwnDatabase::Postgres { .. } = own.database else { return Ok(None) };
         let mark = own.mark();
         let mut begin = format!("BEGIN NOT DEFERRABLE; SET LOCAL tower_dedup.tx = '{mark}'");
         if let Some(idle) = idle_ms(own) {
@@ -75,43 +70,52 @@ impl CompletionDatabase for Postgres {
         }
         Ok(Some((acquire(pool).await?, (), begin)))
     }
-}
 
-impl Sealed for PgConnection {}
-
-impl CompletionConnection for PgConnection {
     async fn complete_marked(
-        &mut self,
+        connection: &mut PgConnection,
         completion: &Completion,
         is_last: bool,
     ) -> Result<(), sqlx::Error> {
         if is_last
             && let Some(lean) = lean(completion)
-            && lean.fetch_optional(&mut *self).await?.is_some()
+            && lean.fetch_optional(&mut *connection).await?.is_some()
         {
             return Ok(());
         }
         // A refusal is an error with the reason.
-        self.complete_in(completion).await
+        Self::complete_in(connection, completion).await
     }
 
-    async fn is_completed(&mut self, completion: &Completion) -> Result<bool, sqlx::Error> {
-        let Some(own) = completion.own() else { return Ok(false) };
-        finds(self, &own.check, completion).await
+    async fn finds(
+        connection: &mut PgConnection,
+        sql: &Arc<str>,
+        completion: &Completion,
+    ) -> Result<bool, sqlx::Error> {
+        let generation = match completion.own.as_deref() {
+            Some(OwnCompletion { database: OwnDatabase::Postgres { generation, .. }, .. }) => {
+                *generation
+            }
+            _ => None,
+        };
+        let found = query(&of_generation(sql, generation)).bind(completion.parameter().to_owned());
+        Ok(found.fetch_optional(connection).await?.is_some())
     }
 
-    async fn complete_in(&mut self, completion: &Completion) -> Result<(), sqlx::Error> {
-        finds(self, &completion.sql, completion).await.map(drop)
+    async fn complete_in(
+        connection: &mut PgConnection,
+        completion: &Completion,
+    ) -> Result<(), sqlx::Error> {
+        Self::finds(connection, &completion.sql, completion).await.map(drop)
     }
 
-    async fn is_left_open(&mut self) -> bool {
-        sqlx::raw_sql("BEGIN NOT DEFERRABLE; ROLLBACK").execute(self).await.is_err()
+    async fn is_left_open(connection: &mut PgConnection) -> bool {
+        sqlx::raw_sql("BEGIN NOT DEFERRABLE; ROLLBACK").execute(connection).await.is_err()
     }
 }
 
 /// Returns the faster statement, for one event with which nothing is stored.
 fn lean(completion: &Completion) -> Option<BoundQuery> {
-    let own = completion.own()?;
+    let own = completion.own.as_deref()?;
     let (OwnDatabase::Postgres { lean, generation, .. }, [KeyedTerms { key, terms }]) =
         (&own.database, &own.events[..])
     else {
@@ -127,20 +131,4 @@ fn lean(completion: &Completion) -> Option<BoundQuery> {
     // Nor does the layer add a response.
     let stores_nothing = !terms.stores_data() && terms.fetch() != Fetch::DigestAndResponse;
     stores_nothing.then(update)
-}
-
-/// Executes a statement with the parameter of this completion. Returns `true` if it returns a row.
-async fn finds(
-    connection: &mut PgConnection,
-    sql: &Arc<str>,
-    completion: &Completion,
-) -> Result<bool, sqlx::Error> {
-    let generation = match completion.own() {
-        Some(OwnCompletion { database: OwnDatabase::Postgres { generation, .. }, .. }) => {
-            *generation
-        }
-        _ => None,
-    };
-    let found = query(&of_generation(sql, generation)).bind(completion.parameter().to_owned());
-    Ok(found.fetch_optional(connection).await?.is_some())
 }

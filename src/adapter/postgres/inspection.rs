@@ -3,7 +3,6 @@
 use std::collections::HashMap;
 use std::future::Future;
 use std::pin::Pin;
-use std::time::Duration;
 
 use sqlx::Row as _;
 use sqlx::postgres::PgRow;
@@ -13,6 +12,7 @@ use super::super::maintenance::{
     Entry, ForgetReply, ListFilter, Listing, MaintenanceAdapter, Stats,
 };
 use super::super::sql::{Columns as _, SqlAdapter as _, TRIES, listing, ready, stats};
+use super::super::terms::saturating_ms;
 use super::adapter::PostgresAdapter;
 use super::connections::Fetched;
 use super::errors::{is_locked, store_error};
@@ -79,7 +79,7 @@ impl MaintenanceAdapter for PostgresAdapter {
                     // The numbers of `sql/list.sql`.
                     .bind(filter.state.map(|state| state as i32 + 1))
                     .bind(filter.namespace.clone())
-                    .bind(filter.since.map(since_ms))
+                    .bind(filter.since.map(saturating_ms))
                     .bind(filter.attempts_over.map(i64::from))
                     .bind(filter.id_part.clone())
                     .bind(i64::from(limit))
@@ -178,10 +178,4 @@ fn read_cursor(cursor: &str) -> Result<Uuid, StoreError> {
     key.filter(|key| cursor_at(*key) == cursor).map(Uuid).ok_or_else(|| {
         StoreError::new(StoreErrorKind::Refused, "listing keys: the cursor is not of this store")
     })
-}
-
-/// Returns a time before now that a `timestamptz` can hold: a thousand years at most.
-fn since_ms(since: Duration) -> i64 {
-    const MAX_MS: i64 = 1_000 * 365 * 86_400_000;
-    i64::try_from(since.as_millis()).map_or(MAX_MS, |ms| ms.min(MAX_MS))
 }

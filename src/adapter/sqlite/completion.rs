@@ -8,9 +8,7 @@ use sqlx::sqlite::{Sqlite, SqliteConnection, SqlitePool};
 
 use super::super::contract::{CallTerms, Completion, OwnCompletion, OwnDatabase};
 use super::super::sql::statement::query;
-use super::super::transaction::{
-    CompletionConnection, CompletionDatabase, Connected, Sealed, acquire, is_left_open,
-};
+use super::super::transaction::{CompletionDatabase, Connected, Sealed, acquire, is_left_open};
 use super::statements::SqliteStatements;
 use super::write_lock::{FileLocks, WriteGuard, locked, locks_of};
 use crate::error::{StoreError, StoreErrorKind};
@@ -45,58 +43,59 @@ impl CompletionDatabase for Sqlite {
         completion: &Completion,
         pool: &SqlitePool,
     ) -> Result<Option<Connected<Self>>, E> {
-        let Some(OwnCompletion {
-            database: OwnDatabase::Sqlite { write_lock_timeout: bound }, ..
-        }) = completion.own()
-        else {
+        let Some(own) = &completion.own else { return Ok(None) };
+        let OwnDatabase::Sqlite { write_lock_timeout: bound } = own.database else {
             return Ok(None);
         };
         let FileLocks { writer, handlers } = &*locks_of(&pool.connect_options());
-        let handler = locked(handlers, *bound, StoreErrorKind::Timeout).await?;
+        let handler = locked(handlers, bound, StoreErrorKind::Timeout).await?;
         let connection = acquire(pool).await?;
-        let writer = locked(writer, *bound, StoreErrorKind::Timeout).await?;
+        let writer = locked(writer, bound, StoreErrorKind::Timeout).await?;
         // The first BEGIN fails in a transaction that was left open. BEGIN IMMEDIATE would give it
         // the write lock before it fails. The savepoint shows whether the transaction goes on: an
         // ignored `INSERT OR ROLLBACK` ends it.
         let begin = [PROBE, "; BEGIN IMMEDIATE; SAVEPOINT tower_dedup"].concat();
         Ok(Some((connection, (writer, handler), begin)))
     }
-}
 
-impl Sealed for SqliteConnection {}
-
-impl CompletionConnection for SqliteConnection {
     async fn complete_marked(
-        &mut self,
+        connection: &mut SqliteConnection,
         completion: &Completion,
         _: bool,
     ) -> Result<(), sqlx::Error> {
         // An error if the transaction has ended, or another one was begun after it.
-        if sqlx::raw_sql("RELEASE tower_dedup").execute(&mut *self).await.is_err() {
-            return sqlx::raw_sql(ENDED).execute(self).await.map(drop);
+        if sqlx::raw_sql("RELEASE tower_dedup").execute(&mut *connection).await.is_err() {
+            return sqlx::raw_sql(ENDED).execute(connection).await.map(drop);
         }
-        finds(self, &completion.sql, completion).await.map(drop)
+        Self::finds(connection, &completion.sql, completion).await.map(drop)
     }
 
-    async fn is_completed(&mut self, completion: &Completion) -> Result<bool, sqlx::Error> {
-        let Some(own) = completion.own() else { return Ok(false) };
-        finds(self, &own.check, completion).await
+    async fn finds(
+        connection: &mut SqliteConnection,
+        sql: &Arc<str>,
+        completion: &Completion,
+    ) -> Result<bool, sqlx::Error> {
+        let found = query(sql).bind(completion.parameter().to_owned());
+        Ok(found.fetch_optional(connection).await?.is_some())
     }
 
-    async fn complete_in(&mut self, completion: &Completion) -> Result<(), sqlx::Error> {
+    async fn complete_in(
+        connection: &mut SqliteConnection,
+        completion: &Completion,
+    ) -> Result<(), sqlx::Error> {
         // It must fail. Outside of a transaction, or after an error that has ended it, as that of a
         // full disk may, the completion would commit alone.
-        match sqlx::raw_sql(PROBE).execute(&mut *self).await {
-            Ok(_) => sqlx::raw_sql(NOT_WITHIN).execute(self).await.map(drop),
+        match sqlx::raw_sql(PROBE).execute(&mut *connection).await {
+            Ok(_) => sqlx::raw_sql(NOT_WITHIN).execute(connection).await.map(drop),
             Err(error) if is_left_open(&error) => {
-                finds(self, &completion.sql, completion).await.map(drop)
+                Self::finds(connection, &completion.sql, completion).await.map(drop)
             }
             Err(error) => Err(error),
         }
     }
 
-    async fn is_left_open(&mut self) -> bool {
-        sqlx::raw_sql(PROBE).execute(self).await.is_err()
+    async fn is_left_open(connection: &mut SqliteConnection) -> bool {
+        sqlx::raw_sql(PROBE).execute(connection).await.is_err()
     }
 }
 
@@ -106,13 +105,3 @@ const PROBE: &str = "BEGIN; ROLLBACK";
 /// Errors: SQLite raises errors of its own in triggers only.
 const NOT_WITHIN: &str = "SELECT json_extract('[]', 'tower_dedup: no transaction is open on the connection of this completion')";
 const ENDED: &str = "SELECT json_extract('[]', 'tower_dedup: the transaction has ended')";
-
-/// Executes a statement with the parameter of this completion. Returns `true` if it returns a row.
-async fn finds(
-    connection: &mut SqliteConnection,
-    sql: &Arc<str>,
-    completion: &Completion,
-) -> Result<bool, sqlx::Error> {
-    let found = query(sql).bind(completion.parameter().to_owned());
-    Ok(found.fetch_optional(connection).await?.is_some())
-}

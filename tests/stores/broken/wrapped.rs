@@ -103,7 +103,7 @@ impl<const FAULT: u8> DedupAdapter for Wrapped<FAULT> {
                 }
                 return Ok(claimed);
             }
-            if FAULT == IGNORES_THE_PAST && terms.handled_at().is_some() {
+            if FAULT == IGNORES_THE_PAST && terms.handled_at_ms().is_some() {
                 let now = CallTerms::on_claim(terms.token(), terms.retention());
                 return self.inner.claim(key, &now).await;
             }
