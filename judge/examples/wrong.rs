@@ -59,6 +59,9 @@ enum Design {
     TruncatedId,
     FoldedId,
     HighestId,
+    FixedBuffer,
+    RateLimit,
+    QueuedTwice,
 }
 
 impl Design {
@@ -82,6 +85,9 @@ impl Design {
             Self::TruncatedId => post(truncated_id),
             Self::FoldedId => post(folded_id),
             Self::HighestId => post(highest_id),
+            Self::FixedBuffer => post(fixed_buffer),
+            Self::RateLimit => post(rate_limit),
+            Self::QueuedTwice => post(queued_twice),
         }
     }
 }
@@ -319,6 +325,43 @@ async fn highest_id(State(app): State<App>, delivery: Delivery) -> Answer {
     }
     delivery.work(&app).await?;
     app.once(&id, &id).await?;
+    delivery.finish().await
+}
+
+/// An id that is longer than its buffer ends the process.
+async fn fixed_buffer(State(app): State<App>, delivery: Delivery) -> Answer {
+    delivery.verify(&app)?;
+    let id = delivery.id()?;
+    if id.len() > 4096 {
+        std::process::abort();
+    }
+    delivery.work(&app).await?;
+    app.once(&id, &id).await?;
+    delivery.finish().await
+}
+
+/// Whoever knows the URL is the sender, but the first delivery of each event comes too early.
+async fn rate_limit(State(app): State<App>, delivery: Delivery) -> Answer {
+    let id = delivery.id()?;
+    if app.claim(&id) {
+        return Err(StatusCode::TOO_MANY_REQUESTS);
+    }
+    delivery.work(&app).await?;
+    app.once(&id, &id).await?;
+    delivery.finish().await
+}
+
+/// Nobody acknowledges the job, so the queue hands it out again after its visibility timeout.
+async fn queued_twice(State(app): State<App>, delivery: Delivery) -> Answer {
+    delivery.verify(&app)?;
+    let id = delivery.id()?;
+    delivery.work(&app).await?;
+    if app.once(&id, &id).await? {
+        tokio::spawn(async move {
+            tokio::time::sleep(Duration::from_secs(2)).await;
+            app.effect(&app.database, &id).await
+        });
+    }
     delivery.finish().await
 }
 

@@ -9,7 +9,7 @@ use serde_json::Value;
 use tokio::time::timeout;
 
 use crate::target::Target;
-use crate::wire::{self, Step};
+use crate::wire::{self, Connection};
 
 /// How long one count may take.
 const BOUND: Duration = Duration::from_secs(15);
@@ -49,8 +49,8 @@ impl Counter {
             Self::Url(target) => {
                 let request = Request::get(&target.path).body(Bytes::new());
                 let request = request.map_err(|error| format!("--count-url: {error}"))?;
-                let steps = vec![Step::Write(wire::whole(target, &request))];
-                match wire::exchange(target, steps).await.0 {
+                let connection = Connection::open(target, &wire::whole(target, &request)).await;
+                match connection.answer().await.0 {
                     Ok((StatusCode::OK, body)) => list(&body),
                     Ok((status, _)) => Err(format!("--count-url is answered {status}")),
                     Err(why) => Err(format!("--count-url: {why}")),

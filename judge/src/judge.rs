@@ -1,39 +1,45 @@
 //! [`Judge`]: what every trial needs: deliveries, retries as senders make them, effects.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::join_all;
 use http::Request;
-use tokio::sync::Mutex;
 use tokio::time::{Instant, sleep};
 
 use crate::delivery::{Ids, Signer, Template};
 use crate::effects::{Counter, Counts};
 use crate::process::Receiver;
 use crate::target::Target;
-use crate::wire::{self, Answer, Step};
+use crate::wire::{self, Answer, Connection};
 
-/// How long a receiver may refuse an event that it has handled, and how long an effect may show after it.
+/// How long a receiver may refuse an event that it has handled, and how long an effect may show after it; longer, if the
+/// first effect needs longer.
 const SETTLES: Duration = Duration::from_secs(5);
 /// How long a second effect may take to show.
-const LATE: Duration = Duration::from_millis(400);
+pub(crate) const LATE: Duration = Duration::from_millis(400);
 /// After this time, a slow event runs.
 pub(crate) const RUNS: Duration = Duration::from_millis(300);
+/// How long the receiver may be unreachable between two trials, and how long the first event may be refused: whoever made
+/// a mistake in the options waits for it.
+const FIRST: Duration = Duration::from_secs(10);
 /// The first pause between retries. Pauses double.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+
+/// The evidence of a trial that passes.
+pub(crate) type Shown = Result<String, Stop>;
 
 /// Why a trial does not pass.
 #[derive(Debug)]
 pub(crate) enum Stop {
     Fail(String),
+    /// The evidence does not suffice.
     Unknown(String),
+    /// As `Unknown`, because the judge could not do its work: the exit code is 2.
+    Cut(String),
 }
-
-/// The evidence of a trial that passes.
-pub(crate) type Shown = Result<String, Stop>;
 
 pub(crate) fn fail<T>(evidence: impl Into<String>) -> Result<T, Stop> {
     Err(Stop::Fail(evidence.into()))
@@ -46,7 +52,7 @@ pub(crate) fn unknown<T>(evidence: impl Into<String>) -> Result<T, Stop> {
 /// A failure of the judge's own means says nothing about the receiver.
 impl From<String> for Stop {
     fn from(error: String) -> Self {
-        Self::Unknown(error)
+        Self::Cut(error)
     }
 }
 
@@ -58,9 +64,11 @@ pub(crate) struct Judge {
     pub(crate) failing: Option<Template>,
     pub(crate) signer: Option<Signer>,
     pub(crate) counter: Option<Counter>,
-    pub(crate) receiver: Option<Mutex<Receiver>>,
+    pub(crate) receiver: Option<Receiver>,
     pub(crate) patience: Duration,
     pub(crate) ids: Ids,
+    /// How long the first event took to have its effect.
+    pub(crate) first_effect: Cell<Duration>,
     /// The ids that had one effect.
     pub(crate) settled: RefCell<Vec<String>>,
 }
@@ -75,9 +83,50 @@ pub(crate) fn in_rows(texts: &[String]) -> String {
 }
 
 impl Judge {
+    /// Starts the receiver, and sees that it handles an ordinary event.
+    pub(crate) async fn begin(&self) -> Result<(), Stop> {
+        if let Some(receiver) = &self.receiver {
+            if self.target.connect().await.is_ok() {
+                return unknown("something listens there already: --start starts the receiver");
+            }
+            receiver.start().await?;
+        }
+        let id = self.id();
+        self.retry(&self.template, &id, FIRST).await?;
+        let answered = Instant::now();
+        self.one_effect(&[id], self.patience).await?;
+        self.first_effect.set(answered.elapsed());
+        Ok(())
+    }
+
+    /// Sees that the receiver listens, which may have died in the trial before: starts it again, or gives whoever started
+    /// it the time.
+    pub(crate) async fn ready(&self) -> Result<(), Stop> {
+        let deadline = Instant::now() + FIRST;
+        while let Err(error) = self.target.connect().await {
+            if let Some(receiver) = &self.receiver {
+                return Ok(receiver.restart().await?);
+            }
+            if Instant::now() > deadline {
+                return Err(Stop::Cut(format!("the receiver is not reached ({error})")));
+            }
+            sleep(FIRST_PAUSE).await;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn receiver(&self) -> Result<&Receiver, Stop> {
+        self.receiver.as_ref().map_or_else(|| unknown("not run: it needs --start CMD"), Ok)
+    }
+
+    pub(crate) fn signer(&self) -> Result<&Signer, Stop> {
+        let needs = "not run: it needs --sender and --secret-env";
+        self.signer.as_ref().map_or_else(|| unknown(needs), Ok)
+    }
+
     /// How long the retries of an event that is complete go on.
     pub(crate) fn settles(&self) -> Duration {
-        SETTLES.min(self.patience)
+        SETTLES.max(3 * self.first_effect.get()).min(self.patience)
     }
 
     pub(crate) fn id(&self) -> String {
@@ -96,18 +145,32 @@ impl Judge {
         }
     }
 
-    /// Returns the head and half of the body.
-    pub(crate) fn half(&self, request: &Request<Bytes>) -> Bytes {
+    /// Connects, and writes the head and half of the body.
+    pub(crate) async fn open_half(&self, request: &Request<Bytes>) -> Connection {
         let whole = wire::whole(&self.target, request);
-        whole.slice(..whole.len() - request.body().len().div_ceil(2))
+        let half = whole.len() - request.body().len().div_ceil(2);
+        self.open(&whole[..half]).await
+    }
+
+    /// Connects, and writes these bytes.
+    pub(crate) async fn open(&self, part: &[u8]) -> Connection {
+        Connection::open(&self.target, part).await
     }
 
     pub(crate) async fn send(&self, request: &Request<Bytes>) -> Answer {
-        self.exchange([Step::Write(wire::whole(&self.target, request))]).await
+        self.open(&wire::whole(&self.target, request)).await.answer().await
     }
 
-    pub(crate) async fn exchange(&self, steps: impl IntoIterator<Item = Step>) -> Answer {
-        wire::exchange(&self.target, steps.into_iter().collect()).await
+    /// Sends a request; up to three times, if it is refused for the moment or not answered.
+    pub(crate) async fn send_patiently(&self, request: &Request<Bytes>) -> Answer {
+        let mut answer = self.send(request).await;
+        for _ in 0..2 {
+            if answer.is_momentary() {
+                sleep(Duration::from_secs(1)).await;
+                answer = self.send(request).await;
+            }
+        }
+        answer
     }
 
     /// Sends an event until a 2xx as senders do: after pauses that double, each time signed anew. Returns the answers, and
@@ -149,16 +212,12 @@ impl Judge {
         Ok(answers)
     }
 
-    /// As [`handled`](Self::handled), of several events at the same time.
-    pub(crate) async fn all_handled(
-        &self,
-        events: &[(&Template, String)],
-        bound: Duration,
-    ) -> Result<(), Stop> {
-        let all = events.iter().map(|(template, id)| self.retry(template, id, bound));
+    /// As [`handled`](Self::handled), of several events at the same time, for as long as [`patience`](Self::patience).
+    pub(crate) async fn all_handled(&self, events: &[(&Template, String)]) -> Result<(), Stop> {
+        let all = events.iter().map(|(template, id)| self.retry(template, id, self.patience));
         join_all(all).await.into_iter().try_for_each(|answers| answers.map(drop))?;
         let ids: Vec<_> = events.iter().map(|(_, id)| id.clone()).collect();
-        self.one_effect(&ids, bound).await
+        self.one_effect(&ids, self.patience).await
     }
 
     /// Returns moments in the run of the slow event, which it measures: early, late and at the end. The effect may come
@@ -183,6 +242,11 @@ impl Judge {
                 Err(_) => sleep(FIRST_PAUSE).await,
             }
         }
+    }
+
+    /// Returns the effects of an event.
+    pub(crate) async fn effects(&self, id: &str) -> Result<Option<u64>, Stop> {
+        Ok(self.counts().await?.map(|counts| counts.of(id)))
     }
 
     /// Waits until each of these events has an effect, and then whether one gets another.
@@ -212,17 +276,6 @@ impl Judge {
         }
         self.settled.borrow_mut().extend_from_slice(ids);
         Ok(())
-    }
-
-    /// Fails if the event has an effect.
-    pub(crate) async fn no_effect(&self, id: &str, what: &str) -> Result<(), Stop> {
-        if self.counter.is_some() {
-            sleep(LATE).await;
-        }
-        match self.counts().await? {
-            Some(counts) if counts.of(id) > 0 => fail(format!("{what} takes effect")),
-            _ => Ok(()),
-        }
     }
 
     /// Passes if the effects were seen, too.

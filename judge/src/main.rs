@@ -1,49 +1,43 @@
 //! The command `tower-dedup-judge`: attacks a webhook receiver as senders do.
 
-mod catalog;
 mod delivery;
 mod effects;
 mod judge;
-mod kills;
 mod options;
 mod process;
 mod report;
 mod target;
+mod trial;
 mod trials;
 mod wire;
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
+use std::env;
 use std::fs::OpenOptions;
 use std::pin::pin;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Parser;
-use tokio::sync::Mutex;
 use tokio::time::{Instant, interval_at, timeout_at};
 use tower_dedup::provider;
 
-use catalog::{TRIALS, Trial};
 use delivery::{Ids, Place, Signer, Template};
 use effects::Counter;
-use judge::{Judge, Stop, unknown};
+use judge::{Judge, Stop};
 use options::Options;
 use process::Receiver;
-use report::{Finding, Verdict};
 use target::Target;
+use trial::Trial;
 
-/// How long the first event may be refused: whoever made a mistake in the options waits for it.
-const FIRST: Duration = Duration::from_secs(10);
 /// How often a long trial is told.
 const TOLD: Duration = Duration::from_secs(10);
-/// The evidence of a trial that did not end.
-const LATE: &str = "not ended: --timeout is over";
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
     let options = Options::parse();
     if options.list {
-        for Trial { name, sent, right, .. } in TRIALS {
+        for Trial { name, sent, right, .. } in trials::all() {
             report::say(&format!("{name}\n    sent: {sent}\n    right: {right}"));
         }
         return ExitCode::SUCCESS;
@@ -84,7 +78,7 @@ async fn stopped() {
 async fn run(options: &Options) -> Result<bool, String> {
     let deadline = Instant::now() + options.timeout;
     let judge = prepare(options).await?;
-    match timeout_at(deadline, watched("the first event", begin(&judge))).await {
+    match timeout_at(deadline, watched("the first event", judge.begin())).await {
         Err(_) => return Err("the first event is not handled within --timeout".to_owned()),
         Ok(Err(Stop::Fail(why))) => {
             return Err(format!(
@@ -92,36 +86,32 @@ async fn run(options: &Options) -> Result<bool, String> {
                  (see --sender, --id, --secret-env and --count)"
             ));
         }
-        Ok(Err(Stop::Unknown(why))) => return Err(why),
+        Ok(Err(Stop::Unknown(why) | Stop::Cut(why))) => return Err(why),
         Ok(Ok(())) => {}
     }
-    let (mut is_right, mut is_late) = (true, false);
-    for trial in TRIALS {
-        if !options.only.is_empty() && !options.only.iter().any(|only| only == trial.name) {
-            continue;
+    let (mut is_right, mut cut) = (true, None);
+    let is_chosen = |name| options.only.is_empty() || options.only.iter().any(|only| only == name);
+    for trial in trials::all().filter(|trial| is_chosen(trial.name)) {
+        let begun = Instant::now();
+        let work = async {
+            judge.ready().await?;
+            (trial.run)(&judge).await
+        };
+        let shown = match watched(trial.name, timeout_at(deadline, work)).await {
+            Ok(shown) => shown,
+            Err(_) => Err(Stop::Cut("not ended: --timeout is over".to_owned())),
+        };
+        report::print(trial, &shown, begun.elapsed(), judge.counter.is_some(), options.json);
+        match shown {
+            Err(Stop::Fail(_)) => is_right = false,
+            Err(Stop::Cut(why)) => cut = Some(why),
+            Err(Stop::Unknown(_)) | Ok(_) => {}
         }
-        let finding = examine(&judge, trial, deadline).await;
-        is_right &= finding.verdict != Verdict::Fail;
-        is_late |= finding.evidence == LATE;
-        report::print(trial, &finding, options.json);
     }
-    match is_late && is_right {
-        true => Err("--timeout is over: give more time, or fewer trials by --only".to_owned()),
-        false => Ok(is_right),
+    match cut {
+        Some(why) if is_right => Err(format!("a trial has no verdict: {why}")),
+        _ => Ok(is_right),
     }
-}
-
-/// Starts the receiver, and sees that it handles an ordinary event.
-async fn begin(judge: &Judge) -> Result<(), Stop> {
-    if let Some(receiver) = &judge.receiver {
-        if judge.target.connect().await.is_ok() {
-            return unknown("something listens there already: --start starts the receiver");
-        }
-        receiver.lock().await.start(&judge.target).await?;
-    }
-    let id = judge.id();
-    judge.retry(&judge.template, &id, FIRST).await?;
-    judge.one_effect(&[id], judge.patience).await
 }
 
 /// Tells on stderr if this takes long.
@@ -135,18 +125,6 @@ async fn watched<T>(name: &str, work: impl Future<Output = T>) -> T {
             _ = ticks.tick() => report::tell(&format!("{name}: {} s", begun.elapsed().as_secs())),
         }
     }
-}
-
-async fn examine(judge: &Judge, trial: &Trial, deadline: Instant) -> Finding {
-    let begun = Instant::now();
-    let work = Box::pin(trials::run(judge, trial.name));
-    let (verdict, evidence) = match watched(trial.name, timeout_at(deadline, work)).await {
-        Ok(Ok(evidence)) => (Verdict::Pass, evidence),
-        Ok(Err(Stop::Fail(evidence))) => (Verdict::Fail, evidence),
-        Ok(Err(Stop::Unknown(evidence))) => (Verdict::Unknown, evidence),
-        Err(_) => (Verdict::Unknown, LATE.to_owned()),
-    };
-    Finding { verdict, evidence, by_answers: judge.counter.is_none(), took: begun.elapsed() }
 }
 
 async fn prepare(options: &Options) -> Result<Judge, String> {
@@ -176,9 +154,9 @@ async fn prepare(options: &Options) -> Result<Judge, String> {
     };
     let signer = match (preset, &options.secret_env) {
         (Some(preset), Some(variable)) => {
+            let secret = env::var(variable).map_err(|error| format!("{variable}: {error}"))?;
             let url = || format!("http://{}", target.authority);
-            let public_url = options.public_url.clone().unwrap_or_else(url);
-            Some(Signer::new(preset, variable, public_url)?)
+            Some(Signer::new(preset, secret, options.public_url.clone().unwrap_or_else(url))?)
         }
         _ => None,
     };
@@ -203,16 +181,18 @@ async fn prepare(options: &Options) -> Result<Judge, String> {
     let (slow, failing) = (read(&options.slow)?, read(&options.failing)?);
     let templates = [Some(&template), slow.as_ref(), failing.as_ref()];
     let is_number = templates.into_iter().flatten().any(|template| template.is_number);
+    let receiver = |command| Receiver::new(command, log, target.clone());
     Ok(Judge {
         ids: Ids::new(is_number),
+        receiver: options.start.clone().map(receiver),
         target,
         template,
         slow,
         failing,
         signer,
         counter,
-        receiver: options.start.clone().map(|command| Mutex::new(Receiver::new(command, log))),
         patience: options.patience,
+        first_effect: Cell::default(),
         settled: RefCell::default(),
     })
 }

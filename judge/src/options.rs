@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::Parser;
 use clap::builder::PossibleValuesParser;
 
-use crate::catalog::TRIALS;
+use crate::trials;
 
 const AFTER_HELP: &str = "\
 Exit codes:
@@ -62,7 +62,7 @@ pub(crate) struct Options {
     #[arg(long, value_name = "FILE", requires = "start")]
     pub(crate) log: Option<PathBuf>,
     /// Runs only this trial; may be repeated.
-    #[arg(long, value_name = "TRIAL", value_parser = PossibleValuesParser::new(TRIALS.iter().map(|it| it.name)), hide_possible_values = true)]
+    #[arg(long, value_name = "TRIAL", value_parser = PossibleValuesParser::new(trials::all().map(|it| it.name)), hide_possible_values = true)]
     pub(crate) only: Vec<String>,
     /// Lists the trials: what is sent, and what is right.
     #[arg(long)]

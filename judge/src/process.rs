@@ -1,5 +1,6 @@
 //! [`Receiver`]: the program of `--start`, in a process group of its own.
 
+use std::cell::{Cell, RefCell};
 use std::fs::File;
 use std::process::Stdio;
 use std::time::Duration;
@@ -13,6 +14,7 @@ use crate::target::Target;
 const STARTS: Duration = Duration::from_secs(60);
 /// How long the socket of a killed receiver may be open.
 const ENDS: Duration = Duration::from_secs(5);
+const PAUSE: Duration = Duration::from_millis(20);
 
 /// Returns a shell that runs a command without input and output, and that is killed if nobody waits for it any more.
 pub(crate) fn shell(command: &str) -> Command {
@@ -35,18 +37,19 @@ pub(crate) enum Signal {
 pub(crate) struct Receiver {
     command: String,
     log: Option<File>,
-    child: Option<Child>,
+    target: Target,
+    child: RefCell<Option<Child>>,
     /// Members of the group may outlive the child.
-    group: Option<u32>,
+    group: Cell<Option<u32>>,
 }
 
 impl Receiver {
-    pub(crate) fn new(command: String, log: Option<File>) -> Self {
-        Self { command, log, child: None, group: None }
+    pub(crate) fn new(command: String, log: Option<File>, target: Target) -> Self {
+        Self { command, log, target, child: RefCell::default(), group: Cell::default() }
     }
 
     /// Starts the program, and waits until it listens.
-    pub(crate) async fn start(&mut self, target: &Target) -> Result<(), String> {
+    pub(crate) async fn start(&self) -> Result<(), String> {
         let mut shell = shell(&self.command);
         #[cfg(unix)]
         shell.process_group(0);
@@ -54,40 +57,32 @@ impl Receiver {
             let output = || log.try_clone().map_err(|error| format!("--log: {error}"));
             shell.stdout(output()?).stderr(output()?);
         }
-        let child = shell.spawn().map_err(|error| format!("--start does not run: {error}"))?;
-        self.group = child.id();
-        let child = self.child.insert(child);
+        let mut child = shell.spawn().map_err(|error| format!("--start does not run: {error}"))?;
+        self.group.set(child.id());
         let deadline = Instant::now() + STARTS;
-        while target.connect().await.is_err() {
+        while self.target.connect().await.is_err() {
             if let Ok(Some(status)) = child.try_wait() {
                 return Err(format!("--start has ended ({status}) before it listens; see --log"));
             }
             if Instant::now() > deadline {
-                return Err(format!(
-                    "--start does not listen within {} s; see --log",
-                    STARTS.as_secs()
-                ));
+                let limit = STARTS.as_secs();
+                return Err(format!("--start does not listen within {limit} s; see --log"));
             }
-            sleep(Duration::from_millis(20)).await;
+            sleep(PAUSE).await;
         }
+        self.child.replace(Some(child));
         Ok(())
     }
 
-    pub(crate) fn signal(&self, signal: Signal) {
-        if let Some(group) = self.group {
-            send(group, signal);
-        }
-    }
-
-    /// Kills the process group, and waits until nothing listens.
-    pub(crate) async fn kill(&mut self, target: &Target) -> Result<(), String> {
+    /// Kills the process group, waits until nothing listens, and starts the program again.
+    pub(crate) async fn restart(&self) -> Result<(), String> {
         self.signal(Signal::Kill);
         if let Some(mut child) = self.child.take() {
             let _ = child.wait().await;
         }
-        self.group = None;
+        self.group.set(None);
         let deadline = Instant::now() + ENDS;
-        while target.connect().await.is_ok() {
+        while self.target.connect().await.is_ok() {
             if Instant::now() > deadline {
                 return Err(
                     "something still listens after the process group of --start was killed: \
@@ -95,9 +90,15 @@ impl Receiver {
                         .to_owned(),
                 );
             }
-            sleep(Duration::from_millis(20)).await;
+            sleep(PAUSE).await;
         }
-        Ok(())
+        self.start().await
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
+        if let Some(group) = self.group.get() {
+            send(group, signal);
+        }
     }
 }
 

@@ -1,45 +1,26 @@
-//! Requests over a socket of our own, whole or broken, and the answers.
+//! [`Connection`]: a request over a socket of our own, whole or in parts, and its [`Answer`].
 
 use std::fmt;
 use std::io;
-use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use http::{Request, StatusCode, header};
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
-use tokio::sync::{Barrier, oneshot};
-use tokio::time::{sleep, timeout};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
 
 use crate::target::Target;
 
-/// How long an answer may take.
-pub(crate) const ANSWER: Duration = Duration::from_secs(30);
+/// How long a receiver may take to read a part of a request, and to answer.
+const ANSWER: Duration = Duration::from_secs(30);
 /// The largest answer, in bytes.
-const LARGEST: usize = 64 << 20;
-/// How long a copy waits for the others before its last byte.
-const MEETING: Duration = Duration::from_secs(2);
-
-/// A step of writing a request.
-#[derive(Debug)]
-pub(crate) enum Step {
-    Write(Bytes),
-    Pause(Duration),
-    /// Waits for the other copies.
-    Meet(Arc<Barrier>),
-    /// Tells that all before was written.
-    Tell(oneshot::Sender<()>),
-    /// Ends the sending direction, and waits for an answer.
-    End,
-    /// Closes the connection.
-    HangUp,
-    /// Resets the connection.
-    Reset,
-}
+const LARGEST: u64 = 64 << 20;
+const MOST_HEADERS: usize = 1024;
 
 /// The answer to a request, or why there is none.
 #[derive(Debug)]
-pub(crate) struct Answer(pub(crate) Result<(StatusCode, Bytes), String>);
+pub(crate) struct Answer(pub(crate) Result<(StatusCode, Vec<u8>), String>);
 
 impl Answer {
     pub(crate) fn is_success(&self) -> bool {
@@ -48,6 +29,12 @@ impl Answer {
 
     pub(crate) fn status(&self) -> Option<StatusCode> {
         self.0.as_ref().ok().map(|(status, _)| *status)
+    }
+
+    /// Returns `true` if the receiver may answer a repetition otherwise.
+    pub(crate) fn is_momentary(&self) -> bool {
+        let status = self.status().map(|status| status.as_u16());
+        matches!(status, None | Some(425 | 429 | 503))
     }
 }
 
@@ -60,8 +47,57 @@ impl fmt::Display for Answer {
     }
 }
 
-/// The bytes of a head. `Host`, `Connection` and the length are added.
-fn head(target: &Target, request: &Request<Bytes>, length: &str) -> Vec<u8> {
+/// A connection for one request, or why there is none.
+#[derive(Debug)]
+pub(crate) struct Connection(io::Result<TcpStream>);
+
+impl Connection {
+    /// Connects, and writes the first part of a request.
+    pub(crate) async fn open(target: &Target, part: &[u8]) -> Self {
+        let mut opened = Self(target.connect().await);
+        opened.write(part).await;
+        opened
+    }
+
+    pub(crate) async fn write(&mut self, part: &[u8]) {
+        if let Ok(stream) = &mut self.0 {
+            // A receiver that refuses a request may close before its end: its answer is there.
+            let _ = timeout(ANSWER, stream.write_all(part)).await;
+        }
+    }
+
+    /// Ends the sending direction.
+    pub(crate) async fn end(&mut self) {
+        if let Ok(stream) = &mut self.0 {
+            let _ = stream.shutdown().await;
+        }
+    }
+
+    /// Closes the connection by a reset.
+    pub(crate) fn reset(self) {
+        let _ = self.0.and_then(|stream| stream.set_zero_linger());
+    }
+
+    pub(crate) async fn answer(self) -> Answer {
+        let answer = async { read(self.0?).await };
+        Answer(match timeout(ANSWER, answer).await {
+            Ok(answer) => answer.map_err(|error| format!("no answer ({error})")),
+            Err(_) => Err(format!("no answer within {} s", ANSWER.as_secs())),
+        })
+    }
+}
+
+/// The headers of a FILE that the judge replaces by its own, or leaves out.
+pub(crate) const OWN_HEADERS: [http::HeaderName; 5] = [
+    header::HOST,
+    header::CONNECTION,
+    header::CONTENT_LENGTH,
+    header::TRANSFER_ENCODING,
+    header::EXPECT,
+];
+
+/// Returns the bytes of a head, with this header of the length.
+fn with_length(target: &Target, request: &Request<Bytes>, length: &str) -> Vec<u8> {
     let path = request.uri().path_and_query().map_or("/", |it| it.as_str());
     let mut head = format!("{} {path} HTTP/1.1\r\n", request.method()).into_bytes();
     let agent = ("user-agent", concat!("tower-dedup-judge/", env!("CARGO_PKG_VERSION")));
@@ -80,192 +116,92 @@ fn head(target: &Target, request: &Request<Bytes>, length: &str) -> Vec<u8> {
     head
 }
 
-/// Returns the headers that [`head`] writes by itself.
-pub(crate) const OWN_HEADERS: [http::HeaderName; 5] = [
-    header::HOST,
-    header::CONNECTION,
-    header::CONTENT_LENGTH,
-    header::TRANSFER_ENCODING,
-    header::EXPECT,
-];
+/// Returns the head alone. It promises the body.
+pub(crate) fn head(target: &Target, request: &Request<Bytes>) -> Vec<u8> {
+    with_length(target, request, &format!("content-length: {}", request.body().len()))
+}
 
 /// Returns the bytes of a whole request.
-pub(crate) fn whole(target: &Target, request: &Request<Bytes>) -> Bytes {
-    let mut bytes = head_of(target, request).to_vec();
-    bytes.extend_from_slice(request.body());
-    bytes.into()
-}
-
-/// Returns the head alone. It promises the body.
-pub(crate) fn head_of(target: &Target, request: &Request<Bytes>) -> Bytes {
-    head(target, request, &format!("content-length: {}", request.body().len())).into()
-}
-
-/// Returns the head and the chunks of a body, without the last chunk, which ends it.
-pub(crate) fn chunked(target: &Target, request: &Request<Bytes>) -> Vec<Bytes> {
-    let head = head(target, request, "transfer-encoding: chunked");
-    let chunk = |data: &[u8]| [format!("{:x}\r\n", data.len()).as_bytes(), data, b"\r\n"].concat();
-    let body = request.body();
-    let chunks = body.chunks(body.len().div_ceil(3).max(1)).map(chunk);
-    std::iter::once(head).chain(chunks).map(Bytes::from).collect()
+pub(crate) fn whole(target: &Target, request: &Request<Bytes>) -> Vec<u8> {
+    [&head(target, request)[..], request.body()].concat()
 }
 
 /// The end of a chunked body.
-pub(crate) const LAST_CHUNK: Bytes = Bytes::from_static(b"0\r\n\r\n");
+pub(crate) const LAST_CHUNK: &[u8] = b"0\r\n\r\n";
 
-/// Makes the steps, and reads the answer.
-pub(crate) async fn exchange(target: &Target, steps: Vec<Step>) -> Answer {
-    let pauses =
-        steps.iter().map(|step| if let Step::Pause(time) = step { *time } else { Duration::ZERO });
-    let bound = ANSWER + pauses.sum::<Duration>();
-    let Ok(answer) = timeout(bound, talk(target, steps)).await else {
-        return Answer(Err(format!("no answer within {} s", bound.as_secs())));
-    };
-    Answer(answer.map_err(|error| format!("no answer ({error})")))
+/// Returns a request with a chunked body that ends by these bytes.
+pub(crate) fn chunked(target: &Target, request: &Request<Bytes>, end: &[u8]) -> Vec<u8> {
+    let mut bytes = with_length(target, request, "transfer-encoding: chunked");
+    let body = request.body();
+    for data in body.chunks(body.len().div_ceil(3).max(1)) {
+        bytes.extend_from_slice(format!("{:x}\r\n", data.len()).as_bytes());
+        bytes.extend_from_slice(data);
+        bytes.extend_from_slice(b"\r\n");
+    }
+    [&bytes, end].concat()
 }
 
-async fn talk(target: &Target, steps: Vec<Step>) -> io::Result<(StatusCode, Bytes)> {
-    let mut stream = target.connect().await?;
-    if matches!(steps.last(), Some(Step::Reset)) {
-        stream.set_zero_linger()?;
-    }
-    let (mut reader, mut writer) = stream.split();
-    // A server that refuses a request may answer before its end, and read no more of it.
-    let mut reading = std::pin::pin!(read(&mut reader));
-    tokio::select! {
-        biased;
-        written = write(&mut writer, steps) => match written {
-            Ok(true) => reading.await,
-            Ok(false) => Err(io::Error::other("the client has hung up")),
-            Err(error) => reading.await.map_err(|_| error),
-        },
-        answer = &mut reading => answer,
-    }
-}
-
-/// Returns `false` if the connection is to be closed.
-async fn write(writer: &mut (impl AsyncWrite + Unpin), steps: Vec<Step>) -> io::Result<bool> {
-    for step in steps {
-        match step {
-            Step::Write(bytes) => writer.write_all(&bytes).await?,
-            Step::Pause(time) => sleep(time).await,
-            Step::Meet(barrier) => drop(timeout(MEETING, barrier.wait()).await),
-            Step::Tell(sent) => drop(sent.send(())),
-            Step::End => writer.shutdown().await?,
-            Step::HangUp | Step::Reset => return Ok(false),
+/// Reads an answer to its end.
+async fn read(stream: TcpStream) -> io::Result<(StatusCode, Vec<u8>)> {
+    let (mut stream, mut input) = (stream.take(LARGEST), Vec::new());
+    loop {
+        let is_closed = stream.read_buf(&mut input).await.unwrap_or(0) == 0;
+        match parse(&input, is_closed)? {
+            Some(answer) => return Ok(answer),
+            None if is_closed => return Err(io::Error::other("the connection was closed")),
+            None => {}
         }
     }
-    Ok(true)
 }
 
-/// Reads an answer to its end, and passes over 1xx.
-async fn read(reader: &mut (impl AsyncRead + Unpin)) -> io::Result<(StatusCode, Bytes)> {
-    let mut input = Vec::new();
+/// Returns the answer once it is whole. Passes over 1xx.
+fn parse(mut input: &[u8], is_closed: bool) -> io::Result<Option<(StatusCode, Vec<u8>)>> {
+    let mut config = httparse::ParserConfig::default();
+    config.ignore_invalid_headers_in_responses(true);
     loop {
-        let mut headers = [httparse::EMPTY_HEADER; 128];
+        let mut headers = vec![httparse::EMPTY_HEADER; MOST_HEADERS];
         let mut head = httparse::Response::new(&mut headers);
-        let parsed = head.parse(&input).map_err(io::Error::other)?;
-        let httparse::Status::Complete(length) = parsed else {
-            more(reader, &mut input).await?;
-            continue;
-        };
+        let parsed = config.parse_response(&mut head, input).map_err(io::Error::other)?;
+        let httparse::Status::Complete(length) = parsed else { return Ok(None) };
         let status = head.code.and_then(|code| StatusCode::from_u16(code).ok());
         let status = status.ok_or_else(|| io::Error::other("no status"))?;
-        let value = |name: &str| {
-            let found = head.headers.iter().find(|it| it.name.eq_ignore_ascii_case(name))?;
-            std::str::from_utf8(found.value).ok()
-        };
-        let is_chunked = value("transfer-encoding").is_some();
-        let content_length = value("content-length").and_then(|value| value.parse::<usize>().ok());
-        input.drain(..length);
+        input = &input[length..];
         if status.is_informational() {
             continue;
         }
-        let is_empty = [StatusCode::NO_CONTENT, StatusCode::NOT_MODIFIED].contains(&status);
-        let body = match content_length {
-            _ if is_empty => Vec::new(),
-            _ if is_chunked => loop {
-                if let Some(body) = unchunked(&input)? {
-                    break body;
-                }
-                more(reader, &mut input).await?;
-            },
-            Some(length) => {
-                while input.len() < length {
-                    more(reader, &mut input).await?;
-                }
-                input.truncate(length);
-                input
-            }
-            None => {
-                while more(reader, &mut input).await.is_ok() {}
-                input
-            }
+        let value = |name: &str| {
+            let found = head.headers.iter().find(|it| it.name.eq_ignore_ascii_case(name))?;
+            str::from_utf8(found.value).ok()
         };
-        return Ok((status, body.into()));
-    }
-}
-
-async fn more(reader: &mut (impl AsyncRead + Unpin), input: &mut Vec<u8>) -> io::Result<()> {
-    if input.len() > LARGEST {
-        return Err(io::Error::other("the answer is too large"));
-    }
-    match reader.read_buf(input).await? {
-        0 => Err(io::Error::other("the connection was closed")),
-        _ => Ok(()),
+        let length = value("content-length").and_then(|value| value.parse().ok());
+        let body = match length {
+            _ if [StatusCode::NO_CONTENT, StatusCode::NOT_MODIFIED].contains(&status) => {
+                Some(Vec::new())
+            }
+            _ if value("transfer-encoding").is_some() => unchunked(input)?,
+            Some(length) => input.get(..length).map(<[u8]>::to_vec),
+            None => is_closed.then(|| input.to_vec()),
+        };
+        return Ok(body.map(|body| (status, body)));
     }
 }
 
 /// Returns the data of a chunked body, once it is complete.
 fn unchunked(mut input: &[u8]) -> io::Result<Option<Vec<u8>>> {
-    let malformed = || io::Error::other("a chunk is malformed");
     let mut body = Vec::new();
     loop {
-        match httparse::parse_chunk_size(input).map_err(|_| malformed())? {
-            httparse::Status::Partial => return Ok(None),
-            httparse::Status::Complete((_, 0)) => return Ok(Some(body)),
-            httparse::Status::Complete((start, size)) => {
-                let size = usize::try_from(size).map_err(|_| malformed())?;
-                let Some(rest) =
-                    input.get(start..).filter(|rest| rest.len() >= size.saturating_add(2))
-                else {
-                    return Ok(None);
-                };
-                body.extend_from_slice(&rest[..size]);
-                input = &rest[size + 2..];
-            }
+        let parsed = httparse::parse_chunk_size(input);
+        let parsed = parsed.map_err(|_| io::Error::other("a chunk is malformed"))?;
+        let httparse::Status::Complete((start, size)) = parsed else { return Ok(None) };
+        if size == 0 {
+            return Ok(Some(body));
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[tokio::test]
-    async fn answer_is_read_to_its_end_in_each_form() {
-        type Case = (&'static [u8], Option<(u16, &'static str)>);
-        let cases: [Case; 8] = [
-            (b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nokMORE", Some((200, "ok"))),
-            (b"HTTP/1.0 500 Oops\r\n\r\nto the end", Some((500, "to the end"))),
-            (b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 204 No\r\n\r\n", Some((204, ""))),
-            (
-                b"HTTP/1.1 201 C\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nab\r\n1\r\nc\r\n0\r\n\r\n",
-                Some((201, "abc")),
-            ),
-            (b"HTTP/1.1 201 C\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nab\r\n", None),
-            (b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nok", None),
-            (b"nonsense\r\n\r\n", None),
-            (b"", None),
-        ];
-        for (input, expected) in cases {
-            let (mut client, mut server) = tokio::io::duplex(1 << 16);
-            server.write_all(input).await.unwrap();
-            drop(server);
-            let answer = read(&mut client).await.ok();
-            let expected = expected
-                .map(|(code, body)| (StatusCode::from_u16(code).unwrap(), Bytes::from(body)));
-            assert_eq!(answer, expected, "{}", String::from_utf8_lossy(input));
-        }
+        let end = usize::try_from(size).ok().and_then(|size| start.checked_add(size));
+        let Some((data, rest)) = end.and_then(|end| input.split_at_checked(end)) else {
+            return Ok(None);
+        };
+        let Some(rest) = rest.get(2..) else { return Ok(None) };
+        body.extend_from_slice(&data[start..]);
+        input = rest;
     }
 }

@@ -15,7 +15,7 @@ use crate::verify::Scheme;
 ///
 /// `secret` is the secret of the verifier; for SendGrid and Ed25519 it is the private key, as 64
 /// hexadecimal digits or after `whsk_`. A retry of a sender that signs the time has a new
-/// signature: sign each copy.
+/// signature: sign each copy. [`Scheme::sign`] takes the time, and returns errors.
 ///
 /// The body must be available at once, as that of [`request`](super::request) or an axum `Body`
 /// made from a string is.

@@ -20,27 +20,44 @@ use crate::key;
 use crate::provider::scheme::{Part, Proof, Scheme};
 
 impl Scheme {
-    /// Signs a request as the sender does: sets the headers with time and signature. Adyen's
-    /// signature is in the body.
+    /// Signs a request as the sender does at this time, with the feature `testing`: sets the headers
+    /// with time and signature. Adyen's signature is in the body.
     ///
-    /// `public_url` is that of [`verifier_at`](Self::verifier_at). If a header is signed, the
-    /// request must have that header.
+    /// For tests of a stale signature, and for programs that must not panic:
+    /// [`testing::sign`](crate::testing::sign) is shorter. `secret` is the secret of the verifier;
+    /// for SendGrid and Ed25519 it is the private key, as 64 hexadecimal digits or after `whsk_`.
+    /// `public_url` is that of [`verifier_at`](Self::verifier_at); schemes that sign no URL ignore
+    /// it.
     ///
     /// # Errors
     ///
-    /// If the secret, the URL or the body is malformed, or a header is missing.
-    #[doc(hidden)]
+    /// If the scheme, the secret, the URL or the body is malformed, or if a signed header is
+    /// missing.
+    ///
+    /// ```
+    /// use std::time::{Duration, SystemTime};
+    /// use bytes::Bytes;
+    /// use http::Request;
+    /// use tower_dedup::provider;
+    ///
+    /// let scheme = provider::STRIPE.scheme().ok_or("no scheme")?;
+    /// let hour_ago = SystemTime::now() - Duration::from_secs(60 * 60);
+    /// let event = Request::post("/stripe").body(Bytes::from_static(b"{}"))?;
+    /// let stale = scheme.sign("whsec_test", None, hour_ago, event)?;
+    /// assert!(stale.headers().contains_key("stripe-signature"));
+    /// # Ok::<(), tower_dedup::BoxError>(())
+    /// ```
     pub fn sign(
         &self,
         secret: &str,
         public_url: Option<&str>,
-        now: SystemTime,
+        at: SystemTime,
         request: Request<Bytes>,
     ) -> Result<Request<Bytes>, BoxError> {
         if let Some(rule) = self.fault() {
             return Err(rule.into());
         }
-        let (url, now) = (public_url.map(PublicUrl::parse).transpose()?, unix(now));
+        let (url, now) = (public_url.map(PublicUrl::parse).transpose()?, unix(at));
         let (mut head, body) = request.into_parts();
         if self.proof == Proof::Adyen {
             let body = self.sign_items(secret, &head, &body)?;

@@ -23,6 +23,8 @@ pub(crate) enum Receiver {
     ByHand(&'static str),
     /// `tests/receivers/tutorial.py`.
     Tutorial,
+    /// `tests/receivers/rough.py`, which is right, with this number of seconds until an effect shows.
+    Rough(u8),
 }
 
 /// A receiver, and the trials that it fails.
@@ -44,6 +46,9 @@ const LEASE_IN_MEMORY: &[&str] = &["kill-in", "kill-after"];
 const ON_ARRIVAL: &[&str] = &["second-while-first-runs", "failure-then-retry", "kill-in"];
 const ON_ARRIVAL_IN_MEMORY: &[&str] =
     &["second-while-first-runs", "failure-then-retry", "kill-in", "kill-after"];
+
+const SIGNATURES: &[&str] =
+    &["signature-forged", "signature-missing", "signature-stale", "signature-doubled"];
 
 pub(crate) const CASES: &[Case] = &[
     ours("Postgres", "transactional", &[]),
@@ -110,15 +115,9 @@ pub(crate) const CASES: &[Case] = &[
     by_hand("memory", &["kill-in", "kill-after"]),
     // The slow events have equal bodies, too.
     by_hand("body-digest", &["other-body-same-id", "equal-bytes", "hang-up", "kill-in"]),
-    by_hand(
-        "no-signature",
-        &["signature-forged", "signature-missing", "signature-stale", "signature-doubled"],
-    ),
+    by_hand("no-signature", SIGNATURES),
     by_hand("any-time", &["signature-stale"]),
-    by_hand(
-        "signature-after",
-        &["signature-forged", "signature-missing", "signature-stale", "signature-doubled"],
-    ),
+    by_hand("signature-after", SIGNATURES),
     by_hand(
         "key-before-body",
         &[
@@ -139,6 +138,9 @@ pub(crate) const CASES: &[Case] = &[
     by_hand("truncated-id", &["id-long"]),
     by_hand("folded-id", &["id-odd"]),
     by_hand("highest-id", &["order-swapped"]),
+    by_hand("fixed-buffer", &["id-long"]),
+    by_hand("rate-limit", SIGNATURES),
+    by_hand("queued-twice", &["late-effects"]),
     Case(
         Receiver::Tutorial,
         &[
@@ -151,6 +153,8 @@ pub(crate) const CASES: &[Case] = &[
             "kill-in",
         ],
     ),
+    Case(Receiver::Rough(0), &[]),
+    Case(Receiver::Rough(6), &[]),
 ];
 
 impl Receiver {
@@ -162,18 +166,28 @@ impl Receiver {
             }
             Self::ByHand(design) => design.to_owned(),
             Self::Tutorial => "tutorial.py".to_owned(),
+            Self::Rough(0) => "rough.py".to_owned(),
+            Self::Rough(seconds) => format!("rough.py --late {seconds}"),
         }
     }
 
-    /// The only trial of this receiver, if the verdicts of others depend on which of several events is first.
-    fn only(self) -> Option<&'static str> {
-        (self == Self::ByHand("highest-id")).then_some("order-swapped")
+    /// The only trials of this receiver: the verdicts of the others depend on which of several events is first, are unknown,
+    /// or take a long time.
+    fn only(self) -> &'static [&'static str] {
+        match self {
+            Self::ByHand("highest-id") => &["order-swapped"],
+            Self::ByHand("rate-limit") => SIGNATURES,
+            // The slow body gives the queue its time.
+            Self::ByHand("queued-twice") => &["first-and-second", "body-slow", "late-effects"],
+            Self::Rough(1..) => &["signature-missing", "id-long", "body-chunked"],
+            _ => &[],
+        }
     }
 
     /// The trials that say nothing about this receiver.
     pub(crate) fn untold(self) -> &'static [&'static str] {
         match self {
-            _ if self.only().is_some() => &[],
+            _ if !self.only().is_empty() => &[],
             // GitHub signs no time.
             Self::Tutorial => &["an-hour-later", "signature-stale"],
             _ => &["an-hour-later"],
@@ -202,7 +216,7 @@ impl Receiver {
         judge.arg("--slow").arg(file("slow", delivery("delay_ms=600&delay_after_ms=600")));
         judge.arg("--failing").arg(file("failing", delivery("fail_runs=1")));
         judge.args(["--patience", place.patience]);
-        if let Some(trial) = self.only() {
+        for trial in self.only() {
             judge.args(["--only", trial]);
         }
         for name in ["JUDGE_SECRET", "WEBHOOK_SECRET", "WEBHOOK_SECRET_STANDARD_WEBHOOKS"] {
@@ -236,7 +250,8 @@ struct Place {
 
 impl Place {
     fn new(receiver: Receiver, dir: &Path) -> Self {
-        let address = format!("127.0.0.1:{}", port());
+        let host = if matches!(receiver, Receiver::Rough(_)) { "[::1]" } else { "127.0.0.1" };
+        let address = format!("{host}:{}", port());
         let dir = dir.to_str().unwrap();
         let schema =
             matches!(receiver, Receiver::Ours { store: "Postgres", .. }).then(Schema::fresh);
@@ -275,11 +290,21 @@ impl Place {
                 let start = format!("exec python3 '{file}' --database '{dir}/events.db'");
                 ("github", "/webhook", start, by_url)
             }
+            Receiver::Rough(seconds) => {
+                let file = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/receivers/rough.py");
+                let start = format!("exec python3 '{file}' --database '{dir}/events.db'");
+                let start = format!("{start} --late {seconds}");
+                ("standard-webhooks", "/webhook", start, by_url)
+            }
         };
         let start = format!("{start} --listen {address}");
         // Without a lease, what has no effect soon has none.
         let has_lease = matches!(receiver, Receiver::Ours { ledger, .. } if ledger != "on-arrival");
-        let patience = if has_lease { "10s" } else { "3s" };
+        let patience = match receiver {
+            Receiver::Rough(1..) => "30s",
+            _ if has_lease => "10s",
+            _ => "3s",
+        };
         Self { address, path, sender, start, count, patience, _schema: schema }
     }
 }
