@@ -24,7 +24,6 @@ pub(crate) struct Settings {
     pub(crate) turn: Duration,
     pub(crate) later: bool,
     pub(crate) max_waiting: u64,
-    pub(crate) max_bytes: u64,
     pub(crate) table: String,
 }
 
@@ -37,7 +36,6 @@ impl Default for Settings {
             turn: Duration::from_secs(60),
             later: false,
             max_waiting: 1_000_000,
-            max_bytes: 4 << 30,
             table: "webhook_inbox".to_owned(),
         }
     }
@@ -71,7 +69,7 @@ impl Settings {
         rule(!self.delays.is_empty(), "`delays` must have at least one delay")?;
         let is_short = |delay: &Duration| *delay < LIFE;
         rule(self.delays.iter().all(is_short), "`delays` must be shorter than 14 days")?;
-        rule(self.slots > 0, "`slots` must be at least 1")?;
+        rule((1..=10_000).contains(&self.slots), "`slots` must be between 1 and 10,000")?;
         let turns = Duration::from_secs(1)..=Duration::from_secs(3_600);
         rule(turns.contains(&self.turn), "`turn` must be between 1 s and 1 h")?;
         rule(self.max_waiting > 0, "`max_waiting` must be at least 1 row")
