@@ -22,6 +22,7 @@ use http::{Request, Response, StatusCode};
 use http_body_util::Full;
 use tokio::sync::{Semaphore, watch};
 use tokio::time::{Instant, sleep, sleep_until};
+use tokio_util::task::AbortOnDropHandle;
 use tower_service::Service;
 
 use crate::core::Core;
@@ -53,14 +54,6 @@ pub(crate) struct Loop<S> {
     pub(crate) app: S,
 }
 
-struct AbortOnDrop(tokio::task::AbortHandle);
-
-impl Drop for AbortOnDrop {
-    fn drop(&mut self) {
-        self.0.abort();
-    }
-}
-
 impl<S, B> Loop<S>
 where
     S: Service<Request<Full<Bytes>>, Response = Response<B>, Error = Infallible>,
@@ -72,9 +65,7 @@ where
         let mut stop = pin!(stop);
         let core = &self.core;
         let slots = Arc::new(Semaphore::new(core.settings.slots));
-        let _keeper = AbortOnDrop(tokio::spawn(keep(Arc::clone(core))).abort_handle());
-        // Namespaces take turns at the first slots.
-        let mut first = 0_usize;
+        let _keeper = AbortOnDropHandle::new(tokio::spawn(keep(Arc::clone(core))));
         loop {
             core.loop_is_alive();
             let pause = sleep(spread(POLL));
@@ -82,9 +73,9 @@ where
             let free = slots.available_permits().min(TAKEN);
             let mut is_busy = false;
             if free > 0 && !namespaces.is_empty() {
-                let shift = first % namespaces.len();
-                namespaces.rotate_left(shift);
-                first = first.wrapping_add(1);
+                // Each namespace may be the first at the free slots.
+                let first = rand::random_range(0..namespaces.len());
+                namespaces.rotate_left(first);
                 let took = core.table.take(&namespaces, free).await.unwrap_or_else(|error| {
                     observe::table_failed("no row is delivered again", &error);
                     Took::default()

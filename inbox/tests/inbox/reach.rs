@@ -37,7 +37,7 @@ async fn slow_replies(server: u16) -> u16 {
 /// The reply to a take of all rows would take longer than the call may: a few large ones, or many.
 #[tokio::test]
 async fn large_bodies_are_taken_a_few_at_a_time() {
-    for (bytes, rows) in [(3_000_000, 8), (250_000, 100)] {
+    for (bytes, rows) in [(5_000_000, 8), (250_000, 100)] {
         let mut world = World::new(Place::Postgres).await;
         world.plan(vec![500; 2 * rows]);
         let direct: PgConnectOptions = world.url.parse().unwrap();

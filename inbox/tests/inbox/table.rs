@@ -6,7 +6,7 @@ use sqlx::Connection;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use tower_dedup_inbox::{Inbox, Parked, Selection};
 
-use crate::world::{Place, SHORT, World, on_each, one, request, send, stored};
+use crate::world::{Place, SHORT, World, on_each, request, send, stored};
 
 on_each! {
     table_that_is_away_costs_the_row_and_not_the_event
@@ -16,7 +16,6 @@ on_each! {
     row_that_the_database_refuses_stops_no_other
     rows_that_this_version_cannot_run
     old_rows_end
-    large_row_runs
     what_stored_waits_for_is_durable
 }
 
@@ -228,16 +227,6 @@ async fn old_rows_end(place: Place) {
     let _running = world.start(app);
     let rows = world.until(|rows| rows.len() == 1).await;
     assert_eq!(rows[0].keys[0].1, "d");
-}
-
-/// A take leaves its body to its run.
-async fn large_row_runs(place: Place) {
-    let world = World::with(place, |inbox| inbox.later()).await;
-    let app = world.router_of(world.dedup(one()).body_limit(8 << 20));
-    let body = "x".repeat(5 << 20);
-    assert_eq!(send(&app, request("a", &body)).await, stored());
-    let _running = world.start(app);
-    world.until_done(&["a"]).await;
 }
 
 /// Whatever the role has: the insertion, and each write before *stored* leaves. SQLite sets it by a
