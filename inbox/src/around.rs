@@ -45,7 +45,7 @@ use crate::core::Core;
 use crate::decide::{End, History, decide};
 use crate::observe;
 use crate::row::{Change, Fate, NewRow, Place, identities};
-use crate::settings::{FLOOR, InboxError, SPARE};
+use crate::settings::{FLOOR, InboxError, SPARE, rule};
 use crate::table::{Changed, Stored};
 use crate::ticket::{Report, Ticket};
 
@@ -150,16 +150,12 @@ impl<L: Releases, B> Around<L, B> {
     /// [`InboxError::Setting`] for an invalid setting of the inbox or of the layer.
     pub fn checked(self) -> Result<Self, InboxError> {
         self.check()?;
-        let invalid = self.dedup.clone().checked();
-        invalid.map(drop).map_err(|error| InboxError::Setting(error.to_string()))?;
+        drop(self.dedup.clone().checked().map_err(invalid)?);
         Ok(self)
     }
 
     /// Checks all but the settings of the [`DedupLayer`].
     fn check(&self) -> Result<(), InboxError> {
-        let rule = |is_met: bool, text: &str| {
-            if is_met { Ok(()) } else { Err(InboxError::Setting(text.to_owned())) }
-        };
         self.core.check()?;
         let settings = self.dedup.settings();
         rule(!settings.replays(), "an inbox cannot be around a layer with `replay`")?;
@@ -172,11 +168,14 @@ impl<L: Releases, B> Around<L, B> {
         #[cfg(feature = "verify")]
         if let Verification::By(verify) = &self.verification {
             rule(verify.sender() != Some(OUTSIDE), "`verified_by` must not be named `outside`")?;
-            let invalid = verify.clone().checked();
-            invalid.map(drop).map_err(|error| InboxError::Setting(error.to_string()))?;
+            drop(verify.clone().checked().map_err(invalid)?);
         }
         Ok(())
     }
+}
+
+fn invalid(error: impl fmt::Display) -> InboxError {
+    InboxError::Setting(error.to_string())
 }
 
 impl<L, B> Clone for Around<L, B> {

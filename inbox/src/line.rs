@@ -1,5 +1,5 @@
-//! The parts that the databases share: a [`Line`], the bounds of the calls, and the reading of rows. Numbers
-//! of a row are 64 bits wide, and times are milliseconds since 1970.
+//! The parts that the databases share: the [`Lines`] of a table, and the reading of rows. Numbers of
+//! a row are 64 bits wide, and times are milliseconds since 1970.
 
 use std::future::Future;
 use std::time::{Duration, UNIX_EPOCH};
@@ -13,31 +13,42 @@ use crate::inspect::{Count, ShownRequest, ShownRow};
 use crate::row::{Parked, Place, TakenRow};
 use crate::table::{Swept, TableError, Took};
 
-/// The bound on a call of the writer.
-pub(crate) const STORE: Duration = Duration::from_secs(1);
-/// The bound on a call of the loop.
-pub(crate) const CHANGE: Duration = Duration::from_secs(2);
-/// The bound on a call of an operator, and on one that reads the whole table.
-pub(crate) const INSPECT: Duration = Duration::from_secs(30);
+/// One connection, opened when it is needed, and the bound on a call.
+pub(crate) struct Line<C> {
+    bound: Duration,
+    connection: Mutex<Option<C>>,
+}
 
-/// One connection, opened when it is needed.
-pub(crate) struct Line<C>(Mutex<Option<C>>);
+/// The connections of a table.
+pub(crate) struct Lines<C> {
+    /// Of the writer.
+    pub(crate) writer: Line<C>,
+    /// Of the ender and the loop.
+    pub(crate) ender: Line<C>,
+    /// Of operators, and of calls that read the whole table.
+    pub(crate) operator: Line<C>,
+}
+
+impl<C> Lines<C> {
+    pub(crate) fn new() -> Self {
+        let [writer, ender, operator] = [1, 2, 30].map(|seconds| Line {
+            bound: Duration::from_secs(seconds),
+            connection: Mutex::new(None),
+        });
+        Self { writer, ender, operator }
+    }
+}
 
 impl<C> Line<C> {
-    pub(crate) fn new() -> Self {
-        Self(Mutex::new(None))
-    }
-
-    /// Runs a call within `bound`. After an error, and if it is late or dropped, its connection is
-    /// closed, and its transaction rolled back.
+    /// Runs a call within the bound. After an error, and if it is late or dropped, its connection
+    /// is closed, and its transaction rolled back.
     pub(crate) async fn call<T>(
         &self,
-        bound: Duration,
         open: impl Future<Output = Result<C, sqlx::Error>>,
         call: impl AsyncFnOnce(&mut C) -> Result<T, sqlx::Error>,
     ) -> Result<T, TableError> {
         let called = async {
-            let mut place = self.0.lock().await;
+            let mut place = self.connection.lock().await;
             let mut connection = match place.take() {
                 Some(connection) => connection,
                 None => open.await?,
@@ -47,7 +58,7 @@ impl<C> Line<C> {
             Ok(done)
         };
         let late = |_elapsed| Err(sqlx::Error::Io(std::io::ErrorKind::TimedOut.into()));
-        timeout(bound, called).await.unwrap_or_else(late).map_err(TableError::from)
+        timeout(self.bound, called).await.unwrap_or_else(late).map_err(TableError::from)
     }
 }
 

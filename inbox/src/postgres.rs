@@ -12,7 +12,7 @@
 //! 5. `clock_timestamp()` is the only clock.
 
 use std::collections::HashSet;
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use sqlx::postgres::{PgArguments, PgConnection, PgPool, PgRow};
 use sqlx::query::Query;
@@ -20,7 +20,7 @@ use sqlx::{AssertSqlSafe, Connection, Postgres, Row};
 use tower_dedup::adapter::contract::Token;
 
 use crate::inspect::{Count, Selection, ShownRequest, ShownRow};
-use crate::line::{CHANGE, Found, INSPECT, Line, STORE};
+use crate::line::{Found, Line, Lines};
 use crate::row::{Change, Counts, FORMAT, Fate, NewRow, Place, millis, number};
 use crate::settings::Settings;
 use crate::table::{Changed, Stored, Swept, Table, TableError, TableFuture, Took};
@@ -49,9 +49,7 @@ pub(crate) struct PostgresTable {
     change: [String; 2],
     take: String,
     renew: String,
-    writer: Line<PgConnection>,
-    ender: Line<PgConnection>,
-    operator: Line<PgConnection>,
+    lines: Lines<PgConnection>,
 }
 
 /// Returns `true` after a serialization failure or a deadlock.
@@ -77,9 +75,7 @@ impl PostgresTable {
             take: with(include_str!("sql/take.sql"), NOT_DURABLE),
             renew: with(include_str!("sql/renew.sql"), NOT_DURABLE),
             name,
-            writer: Line::new(),
-            ender: Line::new(),
-            operator: Line::new(),
+            lines: Lines::new(),
         }
     }
 
@@ -96,7 +92,6 @@ impl PostgresTable {
     async fn call<T>(
         &self,
         line: &Line<PgConnection>,
-        bound: Duration,
         call: impl AsyncFnOnce(&mut PgConnection) -> Result<T, sqlx::Error> + Clone,
     ) -> Result<T, TableError> {
         let repeated = async move |connection: &mut PgConnection| {
@@ -108,7 +103,7 @@ impl PostgresTable {
             }
             call(connection).await
         };
-        line.call(bound, self.connect(), repeated).await
+        line.call(self.connect(), repeated).await
     }
 
     async fn store_once(
@@ -169,7 +164,7 @@ impl PostgresTable {
         let call = async move |connection: &mut PgConnection| {
             Ok(select(&sql, of).execute(connection).await?.rows_affected())
         };
-        Box::pin(self.call(&self.operator, INSPECT, call))
+        Box::pin(self.call(&self.lines.operator, call))
     }
 }
 
@@ -193,7 +188,7 @@ impl Table for PostgresTable {
         let call = async move |connection: &mut PgConnection| {
             sqlx::raw_sql(AssertSqlSafe(sql)).execute(connection).await.map(drop)
         };
-        Box::pin(self.call(&self.operator, INSPECT, call))
+        Box::pin(self.call(&self.lines.operator, call))
     }
 
     fn store<'t>(&'t self, rows: &'t [NewRow]) -> TableFuture<'t, Vec<Stored>> {
@@ -209,7 +204,7 @@ impl Table for PostgresTable {
             let replies = rows.iter().map(reply).collect::<Option<Vec<_>>>();
             replies.ok_or_else(|| sqlx::Error::Protocol("a row has no reply".into()))
         };
-        Box::pin(self.call(&self.writer, STORE, call))
+        Box::pin(self.call(&self.lines.writer, call))
     }
 
     fn change<'t>(&'t self, changes: &'t [Change]) -> TableFuture<'t, Vec<Changed>> {
@@ -245,7 +240,7 @@ impl Table for PostgresTable {
             };
             changes.iter().map(reply).collect()
         };
-        Box::pin(self.call(&self.ender, CHANGE, call))
+        Box::pin(self.call(&self.lines.ender, call))
     }
 
     fn take<'t>(&'t self, namespaces: &'t [String], most: usize) -> TableFuture<'t, Took> {
@@ -265,7 +260,7 @@ impl Table for PostgresTable {
             }
             Ok(took)
         };
-        Box::pin(self.call(&self.ender, CHANGE, call))
+        Box::pin(self.call(&self.lines.ender, call))
     }
 
     fn renew<'t>(&'t self, runs: &'t [Place]) -> TableFuture<'t, ()> {
@@ -274,7 +269,7 @@ impl Table for PostgresTable {
             let query = query(&self.renew).bind(seqs).bind(turns(runs.iter())).bind(self.turn);
             query.execute(connection).await.map(drop)
         };
-        Box::pin(self.call(&self.ender, CHANGE, call))
+        Box::pin(self.call(&self.lines.ender, call))
     }
 
     fn sweep(&self) -> TableFuture<'_, Vec<Swept>> {
@@ -283,7 +278,7 @@ impl Table for PostgresTable {
             let rows = query(&sql).fetch_all(connection).await?;
             rows.iter().map(|row| Found(row).swept()).collect()
         };
-        Box::pin(self.call(&self.operator, INSPECT, call))
+        Box::pin(self.call(&self.lines.operator, call))
     }
 
     fn count(&self) -> TableFuture<'_, Vec<Count>> {
@@ -292,7 +287,7 @@ impl Table for PostgresTable {
             let rows = query(&sql).fetch_all(connection).await?;
             rows.iter().filter_map(|row| Found(row).counted().transpose()).collect()
         };
-        Box::pin(self.call(&self.operator, INSPECT, call))
+        Box::pin(self.call(&self.lines.operator, call))
     }
 
     fn list<'t>(
@@ -308,7 +303,7 @@ impl Table for PostgresTable {
             let rows = query.fetch_all(connection).await?;
             rows.iter().map(|row| Found(row).shown()).collect()
         };
-        Box::pin(self.call(&self.operator, INSPECT, call))
+        Box::pin(self.call(&self.lines.operator, call))
     }
 
     fn show(&self, seq: i64) -> TableFuture<'_, Option<(ShownRow, ShownRequest)>> {
@@ -317,7 +312,7 @@ impl Table for PostgresTable {
             let row = query(&sql).bind(seq).fetch_optional(connection).await?;
             row.map(|row| Found(&row).whole()).transpose()
         };
-        Box::pin(self.call(&self.operator, INSPECT, call))
+        Box::pin(self.call(&self.lines.operator, call))
     }
 
     fn retry<'t>(&'t self, of: &'t Selection) -> TableFuture<'t, u64> {

@@ -49,9 +49,6 @@ impl Settings {
     }
 
     pub(crate) fn check(&self, service: &str) -> Result<(), InboxError> {
-        let rule = |is_met: bool, text: &str| {
-            if is_met { Ok(()) } else { Err(InboxError::Setting(text.to_owned())) }
-        };
         let is_name = |part: &str| {
             let is_word = part.bytes().all(|it| it.is_ascii_alphanumeric() || it == b'_');
             (1..=48).contains(&part.len()) && is_word && !part.as_bytes()[0].is_ascii_digit()
@@ -84,6 +81,11 @@ pub enum InboxError {
     Setting(String),
     /// The table did not answer, or refused a statement.
     Table(Box<dyn std::error::Error + Send + Sync>),
+}
+
+/// Returns an error with this text unless the rule is met.
+pub(crate) fn rule(is_met: bool, text: &str) -> Result<(), InboxError> {
+    if is_met { Ok(()) } else { Err(InboxError::Setting(text.to_owned())) }
 }
 
 impl fmt::Display for InboxError {

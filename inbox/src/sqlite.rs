@@ -16,7 +16,7 @@ use sqlx::{AssertSqlSafe, ConnectOptions, Row, Sqlite};
 use tower_dedup::adapter::contract::Token;
 
 use crate::inspect::{Count, Selection, ShownRequest, ShownRow};
-use crate::line::{CHANGE, Found, INSPECT, Line, STORE};
+use crate::line::{Found, Line, Lines};
 use crate::row::{Change, Counts, FORMAT, Fate, NewRow, Place, millis, number};
 use crate::settings::{LIFE, Settings};
 use crate::table::{Changed, SWEPT, Stored, Swept, Table, TableError, TableFuture, Took};
@@ -37,9 +37,7 @@ pub(crate) struct SqliteTable {
     delays: String,
     /// The name of the table, without quotes.
     name: String,
-    writer: Line<SqliteConnection>,
-    ender: Line<SqliteConnection>,
-    operator: Line<SqliteConnection>,
+    lines: Lines<SqliteConnection>,
 }
 
 impl SqliteTable {
@@ -55,9 +53,7 @@ impl SqliteTable {
             turn: millis(settings.turn),
             delays: format!("{delays:?}"),
             name: settings.table.clone(),
-            writer: Line::new(),
-            ender: Line::new(),
-            operator: Line::new(),
+            lines: Lines::new(),
         }
     }
 
@@ -70,7 +66,6 @@ impl SqliteTable {
     async fn transaction<T>(
         &self,
         line: &Line<SqliteConnection>,
-        bound: Duration,
         is_durable: bool,
         write: impl AsyncFnOnce(&mut SqliteConnection) -> Result<T, sqlx::Error>,
     ) -> Result<T, TableError> {
@@ -82,7 +77,7 @@ impl SqliteTable {
             sqlx::raw_sql("COMMIT").execute(connection).await?;
             Ok(done)
         };
-        line.call(bound, self.open(), call).await
+        line.call(self.open(), call).await
     }
 
     /// Creates the file for its owner alone: it has the bodies of deliveries in clear.
@@ -143,7 +138,7 @@ impl SqliteTable {
         let write = async move |connection: &mut SqliteConnection| {
             Ok(select(&sql, of).execute(connection).await?.rows_affected())
         };
-        Box::pin(self.transaction(&self.operator, INSPECT, true, write))
+        Box::pin(self.transaction(&self.lines.operator, true, write))
     }
 }
 
@@ -167,7 +162,7 @@ impl Table for SqliteTable {
             }
             sqlx::raw_sql(AssertSqlSafe(sql)).execute(connection).await.map(drop)
         };
-        Box::pin(self.transaction(&self.operator, INSPECT, true, write))
+        Box::pin(self.transaction(&self.lines.operator, true, write))
     }
 
     fn store<'t>(&'t self, rows: &'t [NewRow]) -> TableFuture<'t, Vec<Stored>> {
@@ -207,7 +202,7 @@ impl Table for SqliteTable {
             }
             Ok(replies)
         };
-        Box::pin(self.transaction(&self.writer, STORE, true, write))
+        Box::pin(self.transaction(&self.lines.writer, true, write))
     }
 
     fn change<'t>(&'t self, changes: &'t [Change]) -> TableFuture<'t, Vec<Changed>> {
@@ -219,7 +214,7 @@ impl Table for SqliteTable {
             }
             Ok(replies)
         };
-        Box::pin(self.transaction(&self.ender, CHANGE, is_durable, write))
+        Box::pin(self.transaction(&self.lines.ender, is_durable, write))
     }
 
     fn take<'t>(&'t self, namespaces: &'t [String], most: usize) -> TableFuture<'t, Took> {
@@ -256,7 +251,7 @@ impl Table for SqliteTable {
             }
             Ok(took)
         };
-        Box::pin(self.transaction(&self.ender, CHANGE, false, write))
+        Box::pin(self.transaction(&self.lines.ender, false, write))
     }
 
     fn renew<'t>(&'t self, runs: &'t [Place]) -> TableFuture<'t, ()> {
@@ -268,7 +263,7 @@ impl Table for SqliteTable {
             }
             Ok(())
         };
-        Box::pin(self.transaction(&self.ender, CHANGE, false, write))
+        Box::pin(self.transaction(&self.lines.ender, false, write))
     }
 
     fn sweep(&self) -> TableFuture<'_, Vec<Swept>> {
@@ -291,7 +286,7 @@ impl Table for SqliteTable {
             rows.extend(delete.bind(number(SWEPT)).fetch_all(connection).await?);
             rows.iter().map(|row| Found(row).swept()).collect()
         };
-        Box::pin(self.transaction(&self.operator, INSPECT, false, write))
+        Box::pin(self.transaction(&self.lines.operator, false, write))
     }
 
     fn count(&self) -> TableFuture<'_, Vec<Count>> {
@@ -305,7 +300,7 @@ impl Table for SqliteTable {
             let rows = statement(&sql).fetch_all(connection).await?;
             rows.iter().filter_map(|row| Found(row).counted().transpose()).collect()
         };
-        Box::pin(self.operator.call(INSPECT, self.open(), call))
+        Box::pin(self.lines.operator.call(self.open(), call))
     }
 
     fn list<'t>(
@@ -322,7 +317,7 @@ impl Table for SqliteTable {
             let rows = query.fetch_all(connection).await?;
             rows.iter().map(|row| Found(row).shown()).collect()
         };
-        Box::pin(self.operator.call(INSPECT, self.open(), call))
+        Box::pin(self.lines.operator.call(self.open(), call))
     }
 
     fn show(&self, seq: i64) -> TableFuture<'_, Option<(ShownRow, ShownRequest)>> {
@@ -331,7 +326,7 @@ impl Table for SqliteTable {
             let row = statement(&sql).bind(seq).fetch_optional(connection).await?;
             row.map(|row| Found(&row).whole()).transpose()
         };
-        Box::pin(self.operator.call(INSPECT, self.open(), call))
+        Box::pin(self.lines.operator.call(self.open(), call))
     }
 
     fn retry<'t>(&'t self, of: &'t Selection) -> TableFuture<'t, u64> {
