@@ -65,10 +65,14 @@ pub(crate) fn spread(delay: Duration) -> Duration {
     delay.mul_f64(rand::random_range(0.8..1.2))
 }
 
+/// The row is due after the delay, ± 20 %.
+pub(crate) fn again(counts: Counts, delay: Duration) -> Fate {
+    Fate::Due { after: spread(delay), counts }
+}
+
 /// Returns the next state of the row.
 pub(crate) fn decide(settings: &Settings, end: End, history: History) -> Fate {
     let History { attempts, answered, is_redelivery } = history;
-    let again = |counts, delay| Fate::Due { after: spread(delay), counts };
     let failed = || {
         let delay = settings.delay(attempts);
         delay.map_or(Fate::Park(Parked::Failed), |delay| again(Counts::Attempt, delay))
@@ -98,7 +102,7 @@ pub(crate) fn decide(settings: &Settings, end: End, history: History) -> Fate {
 /// without the inbox may have run: then the row does not run again by itself.
 pub(crate) fn misrouted(settings: &Settings, ran_nothing: bool, earlier: i64) -> Fate {
     match settings.delay(earlier) {
-        Some(delay) if ran_nothing => Fate::Due { after: spread(delay), counts: Counts::Misrouted },
+        Some(delay) if ran_nothing => again(Counts::Misrouted, delay),
         _ => Fate::Park(Parked::Misrouted),
     }
 }

@@ -173,9 +173,6 @@ pub(crate) enum Fate {
 }
 
 impl Fate {
-    /// The ledger is asked again at once.
-    pub(crate) const NOW: Self = Self::Due { after: Duration::ZERO, counts: Counts::Nothing };
-
     /// Returns `true` if the row stays for the event: its sender is told *stored* in place of the
     /// response.
     pub(crate) const fn is_stored(self) -> bool {

@@ -26,7 +26,7 @@ use tokio_util::task::AbortOnDropHandle;
 use tower_service::Service;
 
 use crate::core::Core;
-use crate::decide::{End, History, SOON, decide, is_of_no_handler, misrouted, spread};
+use crate::decide::{End, History, SOON, again, decide, is_of_no_handler, misrouted, spread};
 use crate::ender::Run;
 use crate::observe;
 use crate::row::{Change, Counts, Fate, Parked, TakenRow};
@@ -88,7 +88,7 @@ where
                 for row in took.rows {
                     let run = core.ender.begin(row.at);
                     if has_stopped {
-                        let (at, fate) = (row.at, Fate::NOW);
+                        let (at, fate) = (row.at, again(Counts::Nothing, Duration::ZERO));
                         core.ender
                             .change_later(Change { at, fate, answered: false, last: None }, run);
                         continue;
@@ -131,15 +131,14 @@ where
     /// Delivers one row, and says what becomes of it, and why.
     async fn attempt(self, mut row: TakenRow) -> (Fate, String) {
         let Self { core, app } = self;
-        let again = |delay| Fate::Due { after: spread(delay), counts: Counts::Nothing };
         let body = match row.body.take() {
             Some(body) => body,
             None => match core.table.show(row.at.seq).await {
                 Ok(Some((_, request))) => request.body,
-                Ok(None) => return (again(SOON), "the row is gone".to_owned()),
+                Ok(None) => return (again(Counts::Nothing, SOON), "the row is gone".to_owned()),
                 Err(error) => {
                     observe::table_failed("a large row is not read", &error);
-                    return (again(SOON), "the body was not read".to_owned());
+                    return (again(Counts::Nothing, SOON), "the body was not read".to_owned());
                 }
             },
         };
@@ -157,7 +156,10 @@ where
             }
             (Report::NotEnforced, _) => {
                 let delay = core.settings.delay(row.attempts).unwrap_or(SOON);
-                return (again(delay), "the layer is not in the mode `Enforce`".to_owned());
+                return (
+                    again(Counts::Nothing, delay),
+                    "the layer is not in the mode `Enforce`".to_owned(),
+                );
             }
             (Report::Misrouted(why), _) => (true, why.to_owned()),
             (Report::Nothing | Report::Reached, Some(status)) => {

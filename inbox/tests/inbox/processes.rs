@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use axum::Router;
 use tokio::runtime::Builder;
-use tower_dedup_inbox::{Parked, Selection};
+use tower_dedup_inbox::{Inbox, Parked, Selection};
 
 use crate::world::{Place, SHORT, World, on_each, request, send, stored};
 
@@ -17,6 +17,7 @@ on_each! {
     stop_waits_for_runs_and_gives_back_the_rest
     drain_waits_for_deliveries
     two_processes_run_each_event_once
+    processes_that_start_at_once_make_one_table
 }
 
 async fn client_that_hangs_up_stops_no_delivery(place: Place) {
@@ -157,4 +158,24 @@ async fn two_processes_run_each_event_once(place: Place) {
     effects.dedup();
     assert_eq!((total, effects.len()), (EVENTS, EVENTS));
     assert!(acknowledged.load(Ordering::SeqCst) >= 7 * EVENTS);
+}
+
+async fn processes_that_start_at_once_make_one_table(place: Place) {
+    for n in 0..3 {
+        let name = format!("inbox_{n}");
+        let world = World::new(place).await;
+        let processes = (0..8).map(|_| world.process(|inbox| inbox.table(&name)));
+        let processes = futures_util::future::join_all(processes).await;
+        let fresh = tempfile::tempdir().unwrap();
+        let started = processes.iter().map(|process| {
+            let inbox = match place {
+                Place::Postgres => process.inbox.clone(),
+                Place::Sqlite => Inbox::sqlite(fresh.path().join("inbox.db"), "shop"),
+            };
+            tokio::spawn(async move { inbox.migrate().await })
+        });
+        for started in started.collect::<Vec<_>>() {
+            started.await.unwrap().unwrap();
+        }
+    }
 }
