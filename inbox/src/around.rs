@@ -15,20 +15,18 @@
 
 use std::any::Any;
 use std::fmt;
-use std::future::{Future, Pending, pending};
-use std::marker::PhantomData;
+use std::future::Future;
 use std::mem;
 use std::panic::{AssertUnwindSafe, resume_unwind};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Duration;
 
 use bytes::Bytes;
-use futures_util::FutureExt;
-use http::{HeaderValue, Request, Response, StatusCode, request};
+use futures_util::{FutureExt, stream};
+use http::{HeaderValue, Request, Response, StatusCode};
 use http_body::{Body, Frame};
-use http_body_util::{BodyExt, Full, Limited};
+use http_body_util::{Full, StreamBody};
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 use tower_dedup::adapter::contract::Token;
@@ -37,18 +35,17 @@ use tower_dedup::ledger::{Lease, Ledger, Transactional};
 #[cfg(feature = "verify")]
 use tower_dedup::verify::VerifyLayer;
 use tower_dedup::{
-    BoxError, Dedup, DedupHandle, DedupLayer, Mode, OnUnavailable, ReportEnd, ResponseBody,
-    Verified,
+    BoxError, Dedup, DedupLayer, Mode, OnUnavailable, ReportEnd, ResponseBody, Verified,
 };
 use tower_layer::Layer;
 use tower_service::Service;
 use tracing::Instrument;
 
 use crate::core::Core;
-use crate::decide::{Decision, End, History, decide};
+use crate::decide::{End, History, decide};
 use crate::observe;
 use crate::row::{Change, Fate, NewRow, Place, identities};
-use crate::settings::{FLOOR, InboxError, SPARE};
+use crate::settings::{FLOOR, InboxError, SPARE, rule};
 use crate::table::{Changed, Stored};
 use crate::ticket::{Report, Ticket};
 
@@ -153,16 +150,12 @@ impl<L: Releases, B> Around<L, B> {
     /// [`InboxError::Setting`] for an invalid setting of the inbox or of the layer.
     pub fn checked(self) -> Result<Self, InboxError> {
         self.check()?;
-        let invalid = self.dedup.clone().checked();
-        invalid.map(drop).map_err(|error| InboxError::Setting(error.to_string()))?;
+        drop(self.dedup.clone().checked().map_err(invalid)?);
         Ok(self)
     }
 
     /// Checks all but the settings of the [`DedupLayer`].
     fn check(&self) -> Result<(), InboxError> {
-        let rule = |is_met: bool, text: &str| {
-            if is_met { Ok(()) } else { Err(InboxError::Setting(text.to_owned())) }
-        };
         self.core.check()?;
         let settings = self.dedup.settings();
         rule(!settings.replays(), "an inbox cannot be around a layer with `replay`")?;
@@ -175,11 +168,14 @@ impl<L: Releases, B> Around<L, B> {
         #[cfg(feature = "verify")]
         if let Verification::By(verify) = &self.verification {
             rule(verify.sender() != Some(OUTSIDE), "`verified_by` must not be named `outside`")?;
-            let invalid = verify.clone().checked();
-            invalid.map(drop).map_err(|error| InboxError::Setting(error.to_string()))?;
+            drop(verify.clone().checked().map_err(invalid)?);
         }
         Ok(())
     }
+}
+
+fn invalid(error: impl fmt::Display) -> InboxError {
+    InboxError::Setting(error.to_string())
 }
 
 impl<L, B> Clone for Around<L, B> {
@@ -205,32 +201,19 @@ impl<S, L: Releases, B> Layer<S> for Around<L, B> {
         if let Err(error) = self.check() {
             panic!("{error}");
         }
-        let parts = Parts {
-            core: Arc::clone(&self.core),
-            handle: self.dedup.handle(),
-            dedup: self.dedup.clone(),
-            verification: self.verification.clone(),
-        };
-        Inboxed { inner: self.dedup.layer(inner), parts: Arc::new(parts) }
+        Inboxed { inner: self.dedup.layer(inner), around: Arc::new(self.clone()) }
     }
 }
 
 /// The service of [`Around`].
 pub struct Inboxed<S, L, B> {
     inner: Dedup<S, L, B>,
-    parts: Arc<Parts<L, B>>,
-}
-
-struct Parts<L, B> {
-    core: Arc<Core>,
-    dedup: DedupLayer<L, B>,
-    handle: DedupHandle,
-    verification: Verification,
+    around: Arc<Around<L, B>>,
 }
 
 impl<S: Clone, L, B> Clone for Inboxed<S, L, B> {
     fn clone(&self) -> Self {
-        Self { inner: self.inner.clone(), parts: Arc::clone(&self.parts) }
+        Self { inner: self.inner.clone(), around: Arc::clone(&self.around) }
     }
 }
 
@@ -265,49 +248,35 @@ where
     }
 
     fn call(&mut self, mut request: Request<R>) -> Self::Future {
-        let clone = self.inner.clone();
-        let ready = mem::replace(&mut self.inner, clone);
-        let (parts, inner) = (Arc::clone(&self.parts), ready);
-        let step = Step { inner, parts };
-        let ticket = request.extensions().get::<Ticket>().cloned();
-        let is_outside = matches!(step.parts.verification, Verification::Outside);
-        let is_verified = request.extensions().get::<Verified>().is_some();
+        let clone = self.clone();
+        let ready = mem::replace(self, clone);
+        let Around { dedup, verification, .. } = &*self.around;
+        let ticket = request.extensions().get::<Ticket>();
+        let is_outside = matches!(verification, Verification::Outside);
         // A redelivery never takes this way: it would run its handler without a report.
-        if is_verified && !is_outside && ticket.is_none() {
-            observe::verified_outside(step.parts.dedup.settings().namespace());
-            return Box::pin(step.pass(request));
+        if ticket.is_none() && !is_outside && request.extensions().get::<Verified>().is_some() {
+            observe::verified_outside(dedup.settings().namespace());
+            return Box::pin(ready.pass(request));
         }
-        let name = step.parts.verification.name();
-        if let (Some(ticket), Some(name)) = (&ticket, name)
-            && ticket.was_verified_by(name)
-        {
+        let was_verified = |ticket: &Ticket| Some(ticket.was_verified_by(verification.name()?));
+        if ticket.and_then(was_verified) == Some(true) {
             request.extensions_mut().insert(Verified);
-            return Box::pin(step.run(request));
+            return Box::pin(ready.run(request));
         }
-        #[cfg(feature = "verify")]
-        if let Verification::By(verify) = &step.parts.verification {
-            let verify = verify.clone();
-            return Box::pin(verify.layer(step).call(request));
+        match verification {
+            #[cfg(feature = "verify")]
+            Verification::By(verify) => Box::pin(verify.layer(Step(ready)).call(request)),
+            _ => Box::pin(ready.run(request)),
         }
-        Box::pin(step.run(request))
     }
 }
 
-/// What follows the verification.
-struct Step<S, L, B> {
-    /// Ready.
-    inner: Dedup<S, L, B>,
-    parts: Arc<Parts<L, B>>,
-}
-
-impl<S: Clone, L, B> Clone for Step<S, L, B> {
-    fn clone(&self) -> Self {
-        Self { inner: self.inner.clone(), parts: Arc::clone(&self.parts) }
-    }
-}
+/// What follows the verification: a ready service.
+#[derive(Clone)]
+struct Step<I>(I);
 
 /// Called once, for the request that it was made for.
-impl<S, L, B, R, ResBody> Service<Request<R>> for Step<S, L, B>
+impl<S, L, B, R, ResBody> Service<Request<R>> for Step<Inboxed<S, L, B>>
 where
     S: Service<Request<B>, Response = Response<ResBody>> + Clone + Send + 'static,
     S::Future: Send,
@@ -328,11 +297,11 @@ where
 
     fn call(&mut self, request: Request<R>) -> Self::Future {
         let clone = self.clone();
-        Box::pin(mem::replace(self, clone).run(request))
+        Box::pin(mem::replace(self, clone).0.run(request))
     }
 }
 
-impl<S, L, B, ResBody> Step<S, L, B>
+impl<S, L, B, ResBody> Inboxed<S, L, B>
 where
     S: Service<Request<B>, Response = Response<ResBody>> + Clone + Send + 'static,
     S::Future: Send,
@@ -361,23 +330,29 @@ where
         let (mut head, body) = request.into_parts();
         let ticket = head.extensions.remove::<Ticket>();
         head.extensions.insert(ReportEnd);
-        let settings = self.parts.dedup.settings();
-        let is_enforced = self.parts.handle.mode() == Mode::Enforce;
+        let Around { core, dedup, verification } = &*self.around;
+        let settings = dedup.settings();
+        let is_enforced = dedup.handle().mode() == Mode::Enforce;
         if ticket.is_none() && !(is_enforced && settings.deduplicates(&head.method)) {
             return self.pass(Request::from_parts(head, body)).await;
         }
-        let body = match collect(body, settings.body_limit(), settings.body_timeout()).await {
+        let body = match settings.collect(body).await {
             Ok(body) => body,
-            Err(fault) => return self.refuse(head, fault).await,
+            // The layer refuses it, by its own answer, record and metric.
+            Err(error) => {
+                let broken = StreamBody::new(stream::iter([Err::<Frame<Bytes>, _>(error)]));
+                return self.pass(Request::from_parts(head, broken)).await;
+            }
         };
         let keys = settings.keys(&RequestRef::new(&head, &body));
-        let namespace = settings.namespace().to_owned();
+        let namespace = settings.namespace();
         // A verification that only reports lets requests through without this.
         let is_verified = head.extensions.get::<Verified>().is_some();
         let may_run = is_verified || !settings.requires_verified();
+        let (reply, answer) = oneshot::channel();
         if let Some(ticket) = ticket {
             let found = keys.as_ref().map(identities).unwrap_or_default();
-            let refused = if !ticket.is_of(self.parts.core.address(), &namespace, &found) {
+            let refused = if !ticket.is_of(core.address(), namespace, &found) {
                 Report::Misrouted("its layer has another namespace, or reads other keys")
             } else if !settings.deduplicates(&head.method) {
                 Report::Misrouted("its layer does not deduplicate the method")
@@ -386,34 +361,24 @@ where
             } else if !is_enforced {
                 Report::NotEnforced
             } else {
-                return self.redeliver(ticket, Request::from_parts(head, Full::new(body))).await;
+                let task =
+                    self.redeliver(ticket, Request::from_parts(head, Full::new(body)), reply);
+                tokio::spawn(task.in_current_span());
+                return answer_of(answer).await;
             };
             ticket.report(refused);
-            let mut response = Response::new(ResponseBody::default());
-            *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
-            return Ok(response);
+            return Ok(unavailable());
         }
         let (Some(keys), true) = (keys, may_run) else {
             return self.pass(Request::from_parts(head, Full::new(body))).await;
         };
-        let core = &self.parts.core;
-        let verified = if is_verified { self.parts.verification.name() } else { None };
-        let verified = verified.map(str::to_owned);
-        let mut row = NewRow::new(&core.service, &namespace, &keys, &head, &body, verified);
+        let verified = if is_verified { verification.name().map(str::to_owned) } else { None };
+        let mut row = NewRow::new(&core.service, namespace, &keys, &head, &body, verified);
         row.turn = (!core.settings.later).then(Token::random);
-        let (reply, answer) = oneshot::channel();
         let tasks = core.tasks.clone();
         let task = self.deliver(row, Request::from_parts(head, Full::new(body)), reply);
         tasks.spawn(task.in_current_span());
-        match answer.await {
-            Ok(called) => called.unwrap_or_else(|panic| resume_unwind(panic)),
-            // The runtime ends. The row's turn lapses.
-            Err(_) => {
-                let mut response = Response::new(ResponseBody::default());
-                *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
-                Ok(response)
-            }
-        }
+        answer_of(answer).await
     }
 
     /// Stores a delivery, runs it, and says what became of it.
@@ -423,7 +388,9 @@ where
         request: Request<Full<Bytes>>,
         reply: oneshot::Sender<Called<ResBody, S::Error>>,
     ) {
-        let core = Arc::clone(&self.parts.core);
+        let around = Arc::clone(&self.around);
+        let core = &around.core;
+        let stored = || Ok(Ok(around.stored()));
         let (namespace, turn) = (row.namespace.clone(), row.turn);
         let call = AssertUnwindSafe(async { self.inner.call(request).await }).catch_unwind();
         let mut at = match (core.store(row).await, turn) {
@@ -431,16 +398,16 @@ where
                 let _ = reply.send(call.await);
                 return;
             }
-            (Some(Stored::New { seq, version }), Some(turn)) => Place { seq, version, turn },
+            (Some(Stored::New(seq)), Some(turn)) => Place { seq, version: 1, turn },
             // The loop runs it, or another process does.
             (Some(_), _) => {
                 core.wake.notify_one();
-                let _ = reply.send(Ok(Ok(self.parts.stored())));
+                let _ = reply.send(stored());
                 return;
             }
         };
         let run = core.ender.begin(at);
-        let (mut reply, mut history) = (Some(reply), History::NEW);
+        let (mut reply, mut history) = (Some(reply), History::default());
         let mut call = pin!(call);
         let called = match timeout(core.settings.answer_within, call.as_mut()).await {
             Ok(called) => called,
@@ -452,24 +419,23 @@ where
                     at.version += 1;
                     history.answered = true;
                     if let Some(reply) = reply.take() {
-                        let _ = reply.send(Ok(Ok(self.parts.stored())));
+                        let _ = reply.send(stored());
                     }
                 }
                 call.await
             }
         };
         let end = End::of(&called);
-        let Decision { fate, is_stored } = decide(&core.settings, end, history);
-        let last = end.text();
+        let (fate, last) = (decide(&core.settings, end, history), end.text());
         observe::ended(&namespace, at.seq, fate, &last, false);
-        let answered = is_stored && reply.is_some();
+        let answered = fate.is_stored() && reply.is_some();
         let change = Change { at, fate, answered, last: Some(last) };
         let Some(reply) = reply else { return core.ender.change_later(change, run) };
-        let answer = if !is_stored {
+        let answer = if !answered {
             core.ender.change_later(change, run);
             called
-        } else if matches!(core.ender.change(change, Some(run)).await, Some(Changed::Done)) {
-            Ok(Ok(self.parts.stored()))
+        } else if let Some(Changed::Done) = core.ender.change(change, Some(run)).await {
+            stored()
         } else {
             // Nobody can say that the row is there: the sender gets the failure.
             called
@@ -477,101 +443,40 @@ where
         let _ = reply.send(answer);
     }
 
-    /// Runs a row again, in a task that no layer outside can drop.
+    /// Runs a row again.
     async fn redeliver(
         mut self,
         ticket: Ticket,
         request: Request<Full<Bytes>>,
-    ) -> Result<Response<ResponseBody<ResBody>>, S::Error> {
+        reply: oneshot::Sender<Called<ResBody, S::Error>>,
+    ) {
         let mut running = ticket.reached();
-        let (reply, answer) = oneshot::channel();
-        let task = async move {
-            let call = AssertUnwindSafe(async { self.inner.call(request).await }).catch_unwind();
-            let called: Called<ResBody, S::Error> = call.await;
-            running.end = End::of(&called);
-            drop(running);
-            let _ = reply.send(called);
-        };
-        tokio::spawn(task.in_current_span());
-        match answer.await {
-            Ok(called) => called.unwrap_or_else(|panic| resume_unwind(panic)),
-            Err(_) => pending().await,
-        }
-    }
-
-    /// Lets the layer refuse a body that was not read to its end, by its own answer, record and
-    /// metric.
-    async fn refuse(
-        self,
-        head: request::Parts,
-        fault: Fault,
-    ) -> Result<Response<ResponseBody<ResBody>>, S::Error> {
-        let dedup = self.parts.dedup.clone();
-        let is_slow = matches!(fault, Fault::Slow);
-        // It has waited already.
-        let dedup = if is_slow { dedup.body_timeout(Duration::from_millis(1)) } else { dedup };
-        dedup.layer(Never(PhantomData)).call(Request::from_parts(head, fault)).await
+        let call = AssertUnwindSafe(async { self.inner.call(request).await }).catch_unwind();
+        let called = call.await;
+        running.end = End::of(&called);
+        drop(running);
+        let _ = reply.send(called);
     }
 }
 
-/// Why a body was not read to its end; as a body, one that ends so.
-enum Fault {
-    Slow,
-    /// Too large, or broken.
-    Error(Option<BoxError>),
-}
-
-async fn collect<R>(body: R, limit: usize, time: Duration) -> Result<Bytes, Fault>
-where
-    R: Body<Data = Bytes>,
-    R::Error: Into<BoxError>,
-{
-    match timeout(time, Limited::new(body, limit).collect()).await {
-        Ok(Ok(read)) => Ok(read.to_bytes()),
-        Ok(Err(error)) => Err(Fault::Error(Some(error))),
-        Err(_elapsed) => Err(Fault::Slow),
+/// Waits for the task of a delivery, which no layer outside can drop.
+async fn answer_of<B, E>(
+    answer: oneshot::Receiver<Called<B, E>>,
+) -> Result<Response<ResponseBody<B>>, E> {
+    match answer.await {
+        Ok(called) => called.unwrap_or_else(|panic| resume_unwind(panic)),
+        // The runtime ends. The turn of the row lapses.
+        Err(_) => Ok(unavailable()),
     }
 }
 
-impl Body for Fault {
-    type Data = Bytes;
-    type Error = BoxError;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        _: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-        match &mut *self {
-            Self::Slow => Poll::Pending,
-            Self::Error(error) => Poll::Ready(error.take().map(Err)),
-        }
-    }
+fn unavailable<B>() -> Response<ResponseBody<B>> {
+    let mut response = Response::new(ResponseBody::default());
+    *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
+    response
 }
 
-/// A service that is never called.
-struct Never<B, E>(PhantomData<fn() -> (B, E)>);
-
-impl<B, E> Clone for Never<B, E> {
-    fn clone(&self) -> Self {
-        Self(PhantomData)
-    }
-}
-
-impl<T, B, E> Service<T> for Never<B, E> {
-    type Response = Response<B>;
-    type Error = E;
-    type Future = Pending<Result<Response<B>, E>>;
-
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), E>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, _: T) -> Self::Future {
-        pending()
-    }
-}
-
-impl<L, B> Parts<L, B> {
+impl<L, B> Around<L, B> {
     fn stored<ResBody>(&self) -> Response<ResponseBody<ResBody>> {
         let mut response = Response::new(ResponseBody::default());
         if let Some(name) = self.dedup.settings().result_header() {

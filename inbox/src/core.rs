@@ -16,21 +16,12 @@ use crate::settings::{InboxError, Settings};
 use crate::table::{Stored, Table};
 use crate::writer::Writer;
 
-/// Where the table is.
-#[derive(Clone)]
-pub(crate) struct Home {
-    /// Its name may have that of a schema.
-    pub(crate) has_schemas: bool,
-    pub(crate) table: Arc<MakeTable>,
-}
-
-/// Makes the table of this name.
-pub(crate) type MakeTable = dyn Fn(&str) -> Arc<dyn Table> + Send + Sync;
+/// Makes the table of a service with these settings.
+pub(crate) type MakeTable = dyn Fn(&str, &Settings) -> Arc<dyn Table> + Send + Sync;
 
 /// What the layers and the loop of an inbox share.
 pub(crate) struct Core {
     pub(crate) table: Arc<dyn Table>,
-    has_schemas: bool,
     pub(crate) service: String,
     pub(crate) settings: Settings,
     /// The namespaces that this process can run, and a handle of each of their layers.
@@ -48,15 +39,14 @@ pub(crate) struct Core {
 }
 
 impl Core {
-    pub(crate) fn new(home: &Home, service: &str, settings: Settings) -> Self {
-        let table = (home.table)(&settings.table);
+    pub(crate) fn new(make: &MakeTable, service: &str, settings: Settings) -> Self {
+        let table = make(service, &settings);
         let tasks = TaskTracker::new();
         tasks.close();
         Self {
-            writer: Writer::new(&table, service, settings.turn),
+            writer: Writer::new(&table),
             ender: Ender::new(&table, settings.turn),
             table,
-            has_schemas: home.has_schemas,
             service: service.to_owned(),
             settings,
             layers: Mutex::default(),
@@ -69,10 +59,6 @@ impl Core {
 
     /// Returns an error if a setting is invalid.
     pub(crate) fn check(&self) -> Result<(), InboxError> {
-        if !self.has_schemas && self.settings.table.contains('.') {
-            let text = "`table` must be a name without a schema in an SQLite file";
-            return Err(InboxError::Setting(text.to_owned()));
-        }
         self.settings.check(&self.service)
     }
 

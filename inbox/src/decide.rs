@@ -27,26 +27,12 @@ pub(crate) enum End {
 }
 
 /// How often the row has run, and what its sender knows.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct History {
     pub(crate) attempts: i64,
-    pub(crate) misrouted: i64,
     /// The sender was told *stored*.
     pub(crate) answered: bool,
     pub(crate) is_redelivery: bool,
-}
-
-impl History {
-    /// The history of a delivery that has just been stored.
-    pub(crate) const NEW: Self =
-        Self { attempts: 0, misrouted: 0, answered: false, is_redelivery: false };
-}
-
-/// The next state of the row, and whether the sender is told *stored* in place of the response.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Decision {
-    pub(crate) fate: Fate,
-    pub(crate) is_stored: bool,
 }
 
 /// How soon a row runs again that another delivery runs, or whose state is not known.
@@ -79,45 +65,44 @@ pub(crate) fn spread(delay: Duration) -> Duration {
     delay.mul_f64(rand::random_range(0.8..1.2))
 }
 
-pub(crate) fn decide(settings: &Settings, end: End, history: History) -> Decision {
-    let stored = |fate| Decision { fate, is_stored: true };
-    let response = |fate| Decision { fate, is_stored: false };
-    let again = |counts, after| Fate::Due { after: spread(after), counts };
+/// The row is due after the delay, ± 20 %.
+pub(crate) fn again(counts: Counts, delay: Duration) -> Fate {
+    Fate::Due { after: spread(delay), counts }
+}
+
+/// Returns the next state of the row.
+pub(crate) fn decide(settings: &Settings, end: End, history: History) -> Fate {
+    let History { attempts, answered, is_redelivery } = history;
     let failed = || {
-        let attempt = |delay| again(Counts::Attempt, delay);
-        stored(settings.delay(history.attempts).map_or(Fate::Park(Parked::Failed), attempt))
+        let delay = settings.delay(attempts);
+        delay.map_or(Fate::Park(Parked::Failed), |delay| again(Counts::Attempt, delay))
     };
-    let answered = history.answered;
+    let (end, status) = match end {
+        End::Response { end, status } => (end, status.as_u16()),
+        End::Failed => return failed(),
+        End::Dropped => return again(Counts::Nothing, SOON),
+    };
     match end {
-        End::Response { end: Some(DeliveryEnd::Complete), .. } => response(Fate::Delete),
-        End::Response { end: Some(DeliveryEnd::Mismatch), .. } => {
-            response(if answered { Fate::Park(Parked::Mismatch) } else { Fate::Delete })
-        }
-        End::Response { end: Some(DeliveryEnd::Released), status } if !answered => {
-            match status.as_u16() {
-                400 | 405 | 410 | 413 | 414 | 415 | 422 => response(Fate::Park(Parked::Refused)),
-                401 | 403 => response(Fate::Delete),
-                _ => failed(),
-            }
-        }
-        End::Response { end: Some(DeliveryEnd::Released), .. } | End::Failed => failed(),
-        End::Response { end: Some(DeliveryEnd::InFlight), .. } | End::Dropped => {
-            stored(again(Counts::Nothing, SOON))
-        }
+        Some(DeliveryEnd::Complete) => Fate::Delete,
+        Some(DeliveryEnd::Mismatch) if answered => Fate::Park(Parked::Mismatch),
+        Some(DeliveryEnd::Mismatch) => Fate::Delete,
+        Some(DeliveryEnd::Released) => match status {
+            400 | 405 | 410 | 413 | 414 | 415 | 422 if !answered => Fate::Park(Parked::Refused),
+            401 | 403 if !answered => Fate::Delete,
+            _ => failed(),
+        },
+        Some(DeliveryEnd::InFlight) => again(Counts::Nothing, SOON),
         // Undecided, or nothing at all.
-        End::Response { .. } if !answered && !history.is_redelivery => response(Fate::Delete),
-        End::Response { .. } => {
-            let delay = settings.delay(history.attempts).unwrap_or(SOON);
-            response(again(Counts::Nothing, delay))
-        }
+        _ if !answered && !is_redelivery => Fate::Delete,
+        _ => again(Counts::Nothing, settings.delay(attempts).unwrap_or(SOON)),
     }
 }
 
 /// Returns what becomes of a row whose redelivery has reached no layer with its keys. A handler
 /// without the inbox may have run: then the row does not run again by itself.
-pub(crate) fn misrouted(settings: &Settings, ran_nothing: bool, history: History) -> Fate {
-    match settings.delay(history.misrouted) {
-        Some(delay) if ran_nothing => Fate::Due { after: spread(delay), counts: Counts::Misrouted },
+pub(crate) fn misrouted(settings: &Settings, ran_nothing: bool, earlier: i64) -> Fate {
+    match settings.delay(earlier) {
+        Some(delay) if ran_nothing => again(Counts::Misrouted, delay),
         _ => Fate::Park(Parked::Misrouted),
     }
 }

@@ -182,7 +182,7 @@ async fn renew(table: Weak<dyn Table>, runs: Weak<Mutex<HashMap<i64, Place>>>, t
         let (Some(table), Some(runs)) = (table.upgrade(), runs.upgrade()) else { return };
         let alive: Vec<Place> = locked(&runs).values().copied().collect();
         for part in alive.chunks(CHANGES) {
-            if let Err(error) = table.renew(part, turn).await {
+            if let Err(error) = table.renew(part).await {
                 observe::table_failed("turns are not renewed", &error);
             }
         }

@@ -13,9 +13,9 @@ use tower_dedup::DedupLayer;
 use tower_service::Service;
 
 use crate::around::{Around, Releases};
-use crate::core::{Core, Home};
+use crate::core::{Core, MakeTable};
 use crate::inspect::{Count, Selection, ShownRequest, ShownRow};
-use crate::run;
+use crate::run::Loop;
 use crate::settings::{InboxError, Settings};
 use crate::table::Table;
 
@@ -38,7 +38,7 @@ use crate::table::Table;
 /// or clone it.
 #[derive(Clone)]
 pub struct Inbox {
-    home: Home,
+    make: Arc<MakeTable>,
     service: String,
     settings: Settings,
     core: Arc<OnceLock<Arc<Core>>>,
@@ -55,10 +55,9 @@ impl Inbox {
     #[cfg(feature = "postgres")]
     #[must_use]
     pub fn postgres(pool: sqlx::PgPool, service: &str) -> Self {
-        let table = move |name: &str| -> Arc<dyn Table> {
-            Arc::new(crate::postgres::PostgresTable::new(pool.clone(), name))
-        };
-        Self::new(service, Home { has_schemas: true, table: Arc::new(table) })
+        Self::new(service, move |service, settings| {
+            Arc::new(crate::postgres::PostgresTable::new(pool.clone(), service, settings))
+        })
     }
 
     /// Makes the inbox of a service, with its table in an SQLite file of its own, which is created.
@@ -68,19 +67,17 @@ impl Inbox {
     #[must_use]
     pub fn sqlite(file: impl AsRef<std::path::Path>, service: &str) -> Self {
         let options = sqlx::sqlite::SqliteConnectOptions::new().filename(file);
-        let table = move |name: &str| -> Arc<dyn Table> {
-            Arc::new(crate::sqlite::SqliteTable::new(options.clone(), name))
-        };
-        Self::new(service, Home { has_schemas: false, table: Arc::new(table) })
+        Self::new(service, move |service, settings| {
+            Arc::new(crate::sqlite::SqliteTable::new(options.clone(), service, settings))
+        })
     }
 
-    fn new(service: &str, home: Home) -> Self {
-        Self {
-            home,
-            service: service.to_owned(),
-            settings: Settings::default(),
-            core: Arc::default(),
-        }
+    fn new<T>(service: &str, make: T) -> Self
+    where
+        T: Fn(&str, &Settings) -> Arc<dyn Table> + Send + Sync + 'static,
+    {
+        let (make, service, settings) = (Arc::new(make), service.to_owned(), Settings::default());
+        Self { make, service, settings, core: Arc::default() }
     }
 
     fn set(mut self, set: impl FnOnce(&mut Settings)) -> Self {
@@ -109,7 +106,7 @@ impl Inbox {
 
     /// Sets how many rows one process delivers again at the same time.
     ///
-    /// 0 is invalid.
+    /// 0 is invalid, and so is more than 10,000.
     #[must_use]
     pub fn slots(self, rows: usize) -> Self {
         self.set(|it| it.slots = rows)
@@ -142,8 +139,8 @@ impl Inbox {
         self.set(|it| it.max_waiting = rows)
     }
 
-    /// Sets the name of the table: `name`, or `schema.name` on Postgres. The default is
-    /// `webhook_inbox`.
+    /// Sets the name of the table: `name`, or `schema.name` on Postgres. On SQLite, a point is part
+    /// of the name. The default is `webhook_inbox`.
     ///
     /// A name with other characters than letters, digits and `_`, or with more than 48 characters,
     /// is invalid.
@@ -171,7 +168,7 @@ impl Inbox {
     ///
     /// An invalid setting, or the database's error.
     pub async fn migrate(&self) -> Result<(), InboxError> {
-        self.checked_table()?.migrate().await.map_err(InboxError::from)
+        Ok(self.checked_table()?.migrate().await?)
     }
 
     /// Makes the layer of a route: this inbox around a [`DedupLayer`] with a ledger that releases
@@ -208,7 +205,7 @@ impl Inbox {
         if let Err(error) = self.core().check() {
             panic!("{error}");
         }
-        run::run(Arc::clone(self.core()), app, stop)
+        Loop { core: Arc::clone(self.core()), app }.run(stop)
     }
 
     /// Waits until every delivery of a sender has ended, and its row is written. Stop accepting
@@ -223,7 +220,7 @@ impl Inbox {
 
     /// Returns what the clones share. The settings may be invalid.
     fn core(&self) -> &Arc<Core> {
-        let make = || Core::new(&self.home, &self.service, self.settings.clone());
+        let make = || Core::new(&*self.make, &self.service, self.settings.clone());
         self.core.get_or_init(|| Arc::new(make()))
     }
 
@@ -266,11 +263,7 @@ impl Inbox {
     ///
     /// An invalid setting, or the database's error.
     pub async fn show(&self, seq: i64) -> Result<Option<(ShownRow, ShownRequest)>, InboxError> {
-        let found = self.checked_table()?.show(seq).await?;
-        Ok(found.map(|(row, headers, body)| {
-            let headers = String::from_utf8_lossy(&headers).into_owned();
-            (row, ShownRequest { headers, body: body.into() })
-        }))
+        Ok(self.checked_table()?.show(seq).await?)
     }
 
     /// Makes selected rows due now, with all attempts, and returns how many. A row that runs stays

@@ -1,67 +1,64 @@
-//! What the databases share: a [`Line`], the bounds of the calls, and the reading of rows. Numbers
-//! of a row are 64 bits wide, and times are milliseconds since 1970.
+//! The parts that the databases share: the [`Lines`] of a table, and the reading of rows. Numbers of
+//! a row are 64 bits wide, and times are milliseconds since 1970.
 
 use std::future::Future;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, UNIX_EPOCH};
 
 use sqlx::{ColumnIndex, Decode, Row, Type};
-use tokio::sync::{Mutex, MutexGuard};
+use tokio::sync::Mutex;
 use tokio::time::timeout;
 use tower_dedup::adapter::contract::Token;
 
-use crate::inspect::{Count, ShownRow};
+use crate::inspect::{Count, ShownRequest, ShownRow};
 use crate::row::{Parked, Place, TakenRow};
-use crate::table::{TableError, parse_keys};
+use crate::table::{Swept, TableError, Took};
 
-/// The bound on a call of the writer.
-pub(crate) const STORE: Duration = Duration::from_secs(1);
-/// The bound on a call of the loop.
-pub(crate) const CHANGE: Duration = Duration::from_secs(2);
-/// The bound on a call of an operator, and on one that reads the whole table.
-pub(crate) const INSPECT: Duration = Duration::from_secs(30);
+/// One connection, opened when it is needed, and the bound on a call.
+pub(crate) struct Line<C> {
+    bound: Duration,
+    connection: Mutex<Option<C>>,
+}
 
-/// One connection, opened when it is needed.
-pub(crate) struct Line<C>(Mutex<Option<C>>);
+/// The connections of a table.
+pub(crate) struct Lines<C> {
+    /// Of the writer.
+    pub(crate) writer: Line<C>,
+    /// Of the ender and the loop.
+    pub(crate) ender: Line<C>,
+    /// Of operators, and of calls that read the whole table.
+    pub(crate) operator: Line<C>,
+}
 
-/// A connection in use. Unless it is [given back](Self::back), it is closed, and its transaction
-/// rolled back.
-pub(crate) struct Lent<'l, C> {
-    pub(crate) connection: C,
-    place: MutexGuard<'l, Option<C>>,
+impl<C> Lines<C> {
+    pub(crate) fn new() -> Self {
+        let [writer, ender, operator] = [1, 2, 30].map(|seconds| Line {
+            bound: Duration::from_secs(seconds),
+            connection: Mutex::new(None),
+        });
+        Self { writer, ender, operator }
+    }
 }
 
 impl<C> Line<C> {
-    pub(crate) fn new() -> Self {
-        Self(Mutex::new(None))
-    }
-
-    pub(crate) async fn lend(
+    /// Runs a call within the bound. After an error, and if it is late or dropped, its connection
+    /// is closed, and its transaction rolled back.
+    pub(crate) async fn call<T>(
         &self,
         open: impl Future<Output = Result<C, sqlx::Error>>,
-    ) -> Result<Lent<'_, C>, sqlx::Error> {
-        let mut place = self.0.lock().await;
-        let connection = match place.take() {
-            Some(connection) => connection,
-            None => open.await?,
+        call: impl AsyncFnOnce(&mut C) -> Result<T, sqlx::Error>,
+    ) -> Result<T, TableError> {
+        let called = async {
+            let mut place = self.connection.lock().await;
+            let mut connection = match place.take() {
+                Some(connection) => connection,
+                None => open.await?,
+            };
+            let done = call(&mut connection).await?;
+            *place = Some(connection);
+            Ok(done)
         };
-        Ok(Lent { connection, place })
-    }
-}
-
-impl<C> Lent<'_, C> {
-    pub(crate) fn back(mut self) {
-        *self.place = Some(self.connection);
-    }
-}
-
-/// Runs a call within `bound`. A call that is late is dropped with its connection.
-pub(crate) async fn bounded<T>(
-    bound: Duration,
-    call: impl Future<Output = Result<T, sqlx::Error>> + Send,
-) -> Result<T, TableError> {
-    match timeout(bound, call).await {
-        Ok(done) => done.map_err(TableError::from),
-        Err(_elapsed) => Err(sqlx::Error::Io(std::io::ErrorKind::TimedOut.into()).into()),
+        let late = |_elapsed| Err(sqlx::Error::Io(std::io::ErrorKind::TimedOut.into()));
+        timeout(self.bound, called).await.unwrap_or_else(late).map_err(TableError::from)
     }
 }
 
@@ -80,33 +77,10 @@ impl From<sqlx::Error> for TableError {
     }
 }
 
-/// Reads service, namespace, reason, number, age of the oldest and bytes. `None` for a reason of a
-/// newer version.
-pub(crate) fn counted<'r, R: Row>(row: &'r R) -> Result<Option<Count>, sqlx::Error>
-where
-    usize: ColumnIndex<R>,
-    i64: Decode<'r, R::Database> + Type<R::Database>,
-    String: Decode<'r, R::Database> + Type<R::Database>,
-{
-    let parked = match row.try_get::<Option<String>, _>(2)? {
-        None => None,
-        Some(reason) => match Parked::parse(&reason) {
-            None => return Ok(None),
-            known => known,
-        },
-    };
-    let number = |at: usize| Ok::<_, sqlx::Error>(row.try_get::<i64, _>(at)?.max(0).unsigned_abs());
-    Ok(Some(Count {
-        service: row.try_get(0)?,
-        namespace: row.try_get(1)?,
-        parked,
-        rows: number(3)?,
-        oldest: Duration::from_millis(number(4)?),
-        bytes: number(5)?,
-    }))
-}
+/// A row that a statement has returned. Its columns have the same names in each database.
+pub(crate) struct Found<'r, R>(pub(crate) &'r R);
 
-pub(crate) fn shown<'r, R: Row>(row: &'r R) -> Result<ShownRow, sqlx::Error>
+impl<'r, R: Row> Found<'r, R>
 where
     &'static str: ColumnIndex<R>,
     bool: Decode<'r, R::Database> + Type<R::Database>,
@@ -114,57 +88,98 @@ where
     String: Decode<'r, R::Database> + Type<R::Database>,
     Vec<u8>: Decode<'r, R::Database> + Type<R::Database>,
 {
-    let at =
-        |ms: i64| -> SystemTime { UNIX_EPOCH + Duration::from_millis(ms.max(0).unsigned_abs()) };
-    let number = |name: &'static str| {
-        let number: i64 = row.try_get(name)?;
-        Ok::<u32, sqlx::Error>(u32::try_from(number).unwrap_or(u32::MAX))
-    };
-    let parked: Option<String> = row.try_get("parked")?;
-    Ok(ShownRow {
-        seq: row.try_get("seq")?,
-        service: row.try_get("service")?,
-        namespace: row.try_get("namespace")?,
-        keys: parse_keys(&row.try_get::<String, _>("keys")?),
-        event_type: row.try_get("event_type")?,
-        received: at(row.try_get("received")?),
-        due: row.try_get::<Option<i64>, _>("due")?.map(at),
-        is_running: row.try_get("is_running")?,
-        parked: parked.as_deref().and_then(Parked::parse),
-        attempts: number("attempts")?,
-        deaths: number("deaths")?,
-        answered: row.try_get("answered")?,
-        method: row.try_get("method")?,
-        target: text(&row.try_get::<Vec<u8>, _>("target")?),
-        verified: row.try_get("verified")?,
-        last: row.try_get("last")?,
-        body_bytes: row.try_get::<i64, _>("body_bytes")?.unsigned_abs(),
-    })
-}
+    fn get<T: Decode<'r, R::Database> + Type<R::Database>>(
+        &self,
+        name: &'static str,
+    ) -> Result<T, sqlx::Error> {
+        self.0.try_get(name)
+    }
 
-pub(crate) fn taken<'r, R: Row>(row: &'r R, turn: Token) -> Result<TakenRow, sqlx::Error>
-where
-    &'static str: ColumnIndex<R>,
-    bool: Decode<'r, R::Database> + Type<R::Database>,
-    i64: Decode<'r, R::Database> + Type<R::Database>,
-    String: Decode<'r, R::Database> + Type<R::Database>,
-    Vec<u8>: Decode<'r, R::Database> + Type<R::Database>,
-{
-    Ok(TakenRow {
-        at: Place { seq: row.try_get("seq")?, version: row.try_get("version")?, turn },
-        namespace: row.try_get("namespace")?,
-        keys: row.try_get("keys")?,
-        attempts: row.try_get("attempts")?,
-        misrouted: row.try_get("misrouted")?,
-        answered: row.try_get("answered")?,
-        method: row.try_get("method")?,
-        target: text(&row.try_get::<Vec<u8>, _>("target")?),
-        headers: row.try_get("headers")?,
-        body: row.try_get::<Option<Vec<u8>>, _>("body")?.map(Into::into),
-        verified: row.try_get("verified")?,
-    })
-}
+    fn number(&self, name: &'static str) -> Result<u64, sqlx::Error> {
+        Ok(self.get::<i64>(name)?.max(0).unsigned_abs())
+    }
 
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
+    fn text(&self, name: &'static str) -> Result<String, sqlx::Error> {
+        Ok(String::from_utf8_lossy(&self.get::<Vec<u8>>(name)?).into_owned())
+    }
+
+    fn parked(&self) -> Result<Option<Parked>, sqlx::Error> {
+        Ok(self.get::<Option<String>>("parked")?.as_deref().and_then(Parked::parse))
+    }
+
+    /// `None` for rows that are parked for a reason of a newer version.
+    pub(crate) fn counted(&self) -> Result<Option<Count>, sqlx::Error> {
+        let parked = self.parked()?;
+        if parked.is_none() && self.get::<Option<String>>("parked")?.is_some() {
+            return Ok(None);
+        }
+        Ok(Some(Count {
+            service: self.get("service")?,
+            namespace: self.get("namespace")?,
+            parked,
+            rows: self.number("rows")?,
+            bytes: self.number("bytes")?,
+            oldest: Duration::from_millis(self.number("oldest")?),
+        }))
+    }
+
+    pub(crate) fn shown(&self) -> Result<ShownRow, sqlx::Error> {
+        let at = |ms: i64| UNIX_EPOCH + Duration::from_millis(ms.max(0).unsigned_abs());
+        let number =
+            |name| Ok::<_, sqlx::Error>(u32::try_from(self.number(name)?).unwrap_or(u32::MAX));
+        let keys: String = self.get("keys")?;
+        let keys = keys.split_terminator('\n').filter_map(|line| line.split_once('\t'));
+        Ok(ShownRow {
+            seq: self.get("seq")?,
+            service: self.get("service")?,
+            namespace: self.get("namespace")?,
+            keys: keys.map(|(namespace, id)| (namespace.to_owned(), id.to_owned())).collect(),
+            event_type: self.get("event_type")?,
+            received: at(self.get("received")?),
+            due: self.get::<Option<i64>>("due")?.map(at),
+            is_running: self.get("is_running")?,
+            parked: self.parked()?,
+            attempts: number("attempts")?,
+            deaths: number("deaths")?,
+            answered: self.get("answered")?,
+            method: self.get("method")?,
+            target: self.text("target")?,
+            verified: self.get("verified")?,
+            last: self.get("last")?,
+            body_bytes: self.number("body_bytes")?,
+        })
+    }
+
+    /// Reads a row with the headers and the body of its request.
+    pub(crate) fn whole(&self) -> Result<(ShownRow, ShownRequest), sqlx::Error> {
+        let body: Vec<u8> = self.get("body")?;
+        Ok((self.shown()?, ShownRequest { headers: self.text("headers")?, body: body.into() }))
+    }
+
+    /// Adds a row that a take has changed.
+    pub(crate) fn took(&self, turn: Token, took: &mut Took) -> Result<(), sqlx::Error> {
+        let namespace = self.get("namespace")?;
+        if !self.get::<bool>("is_ours")? {
+            took.lapsed.push((namespace, self.parked()?));
+            return Ok(());
+        }
+        took.rows.push(TakenRow {
+            at: Place { seq: self.get("seq")?, version: self.get("version")?, turn },
+            namespace,
+            keys: self.get("keys")?,
+            attempts: self.get("attempts")?,
+            misrouted: self.get("misrouted")?,
+            answered: self.get("answered")?,
+            method: self.get("method")?,
+            target: self.text("target")?,
+            headers: self.get("headers")?,
+            body: self.get::<Option<Vec<u8>>>("body")?.map(Into::into),
+            verified: self.get("verified")?,
+        });
+        Ok(())
+    }
+
+    pub(crate) fn swept(&self) -> Result<Swept, sqlx::Error> {
+        Ok((self.get("service")?, self.get("namespace")?, self.parked()?))
+    }
 }

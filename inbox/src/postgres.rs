@@ -5,22 +5,25 @@
 //!    not be durable: what a crash undoes is done again, as a duplicate.
 //! 2. Insertions lock rows in the order of their keys, and every other statement skips locked rows.
 //! 3. Connections are opened by the connect options of the user's pool, but are not part of the
-//!    pool. Each call has a time limit. A call that exceeds it, or that is dropped, drops its
+//!    pool. Each call has a time limit. A call that exceeds it, fails, or is dropped, drops its
 //!    connection, so no caller waits for a ping.
 //! 4. The server ends the session of such a call, whatever it waits for, because its client has
 //!    gone.
 //! 5. `clock_timestamp()` is the only clock.
 
-use std::time::{Duration, SystemTime};
+use std::collections::HashSet;
+use std::time::SystemTime;
 
 use sqlx::postgres::{PgArguments, PgConnection, PgPool, PgRow};
 use sqlx::query::Query;
 use sqlx::{AssertSqlSafe, Connection, Postgres, Row};
+use tower_dedup::adapter::contract::Token;
 
-use crate::inspect::{Count, Selection, ShownRow};
-use crate::line::{self, CHANGE, INSPECT, STORE, bounded, counted, shown, taken};
-use crate::row::{Change, Counts, FORMAT, Fate, NewRow, Parked, Place, millis, number};
-use crate::table::{Changed, Stored, Swept, Table, TableFuture, Take, Took, WholeRow};
+use crate::inspect::{Count, Selection, ShownRequest, ShownRow};
+use crate::line::{Found, Line, Lines};
+use crate::row::{Change, Counts, FORMAT, Fate, NewRow, Place, millis, number};
+use crate::settings::Settings;
+use crate::table::{Changed, Stored, Swept, Table, TableError, TableFuture, Took};
 
 /// How often a statement is repeated after a conflict.
 const REPEATS: usize = 5;
@@ -34,178 +37,19 @@ const CHECK_CLIENT: &str = "SELECT set_config('client_connection_check_interval'
 
 pub(crate) struct PostgresTable {
     pool: PgPool,
-    sql: Statements,
-    writer: Line,
-    ender: Line,
-    operator: Line,
-}
-
-type Line = line::Line<PgConnection>;
-type Lent<'l> = line::Lent<'l, PgConnection>;
-
-/// Gives a connection back, if it still works after this.
-fn back<T>(lent: Lent<'_>, done: Result<T, sqlx::Error>) -> Result<T, sqlx::Error> {
-    let works = done.as_ref().err().is_none_or(|it| it.as_database_error().is_some_and(keeps));
-    if works {
-        lent.back();
-    }
-    done
-}
-
-/// Repeats a call after a conflict.
-macro_rules! repeated {
-    ($call:expr) => {{
-        let mut left = REPEATS;
-        loop {
-            match $call {
-                Err(error) if left > 0 && is_conflict(&error) => left -= 1,
-                done => break done,
-            }
-        }
-    }};
-}
-
-struct Statements {
+    service: String,
+    /// How long a turn lasts, and the delays, in milliseconds.
+    turn: i64,
+    delays: Vec<i64>,
+    /// The name as the statements have it.
     name: String,
-    /// The start of the names of the indexes.
-    index: String,
     store: String,
     delete: String,
+    /// Not durable, and durable.
     change: [String; 2],
-    look: String,
     take: String,
     renew: String,
-    sweep: String,
-    count: String,
-}
-
-impl PostgresTable {
-    /// `name` is a checked name.
-    pub(crate) fn new(pool: PgPool, name: &str) -> Self {
-        let [writer, ender, operator] = [(); 3].map(|()| Line::new());
-        Self { pool, sql: Statements::new(name), writer, ender, operator }
-    }
-
-    async fn lend<'l>(&self, line: &'l Line) -> Result<Lent<'l>, sqlx::Error> {
-        let lent = line.lend(self.connect()).await?;
-        if self.pool.is_closed() { Err(sqlx::Error::PoolClosed) } else { Ok(lent) }
-    }
-
-    async fn connect(&self) -> Result<PgConnection, sqlx::Error> {
-        if self.pool.is_closed() {
-            return Err(sqlx::Error::PoolClosed);
-        }
-        let mut connection = PgConnection::connect_with(&self.pool.connect_options()).await?;
-        sqlx::query(CHECK_CLIENT).execute(&mut connection).await?;
-        Ok(connection)
-    }
-
-    async fn change_once(
-        &self,
-        connection: &mut PgConnection,
-        changes: &[Change],
-    ) -> Result<Vec<Changed>, sqlx::Error> {
-        let mut replies: Vec<Option<Changed>> = vec![None; changes.len()];
-        let is_delete = |change: &Change| change.fate == Fate::Delete;
-        if changes.iter().any(is_delete) {
-            let of = |part: fn(&Place) -> i64| -> Vec<i64> {
-                changes.iter().filter(|it| is_delete(it)).map(|it| part(&it.at)).collect()
-            };
-            let query = query(&self.sql.delete).bind(of(|it| it.seq)).bind(of(|it| it.version));
-            for row in query.fetch_all(&mut *connection).await? {
-                let seq: i64 = row.try_get(0)?;
-                for (reply, change) in replies.iter_mut().zip(changes) {
-                    if is_delete(change) && change.at.seq == seq {
-                        *reply = Some(Changed::Done);
-                    }
-                }
-            }
-        }
-        let others: Vec<Change> = changes.iter().filter(|it| !is_delete(it)).cloned().collect();
-        self.update(connection, &others, changes, &mut replies).await?;
-        let missing = |replies: &[Option<Changed>]| -> Vec<i64> {
-            let open = changes.iter().zip(replies).filter(|(_, reply)| reply.is_none());
-            open.map(|(change, _)| change.at.seq).collect()
-        };
-        let left = missing(&replies);
-        if left.is_empty() {
-            return Ok(replies.into_iter().flatten().collect());
-        }
-        let found = query(&self.sql.look).bind(left).fetch_all(&mut *connection).await?;
-        let mut changed = Vec::new();
-        for (reply, change) in replies.iter_mut().zip(changes) {
-            if reply.is_some() {
-                continue;
-            }
-            let row = found.iter().find(|row| row.try_get(0).ok() == Some(change.at.seq));
-            let is_ours = |row: &PgRow| {
-                row.try_get::<Option<&[u8]>, _>(2).ok().flatten()
-                    == Some(&change.at.turn.as_bytes()[..])
-            };
-            *reply = match row {
-                None if is_delete(change) => Some(Changed::Done),
-                None => Some(Changed::Lost),
-                Some(row) if !is_ours(row) => Some(Changed::Lost),
-                Some(row)
-                    if is_delete(change) && row.try_get::<i64, _>(1)? != change.at.version =>
-                {
-                    // Somebody was told *stored* meanwhile: the ledger has to be asked again.
-                    changed.push(Change { fate: Fate::NOW, ..change.clone() });
-                    None
-                }
-                Some(_) => Some(Changed::Locked),
-            };
-        }
-        self.update(connection, &changed, changes, &mut replies).await?;
-        Ok(replies.into_iter().map(|reply| reply.unwrap_or(Changed::Locked)).collect())
-    }
-
-    /// Executes changes that delete nothing, and notes the replies at the places of `all`.
-    async fn update(
-        &self,
-        connection: &mut PgConnection,
-        changes: &[Change],
-        all: &[Change],
-        replies: &mut [Option<Changed>],
-    ) -> Result<(), sqlx::Error> {
-        if changes.is_empty() {
-            return Ok(());
-        }
-        let column = |of: fn(&Change) -> i64| changes.iter().map(of).collect::<Vec<i64>>();
-        let is_durable = changes.iter().any(|change| change.answered);
-        let query = query(&self.sql.change[usize::from(is_durable)])
-            .bind(column(|it| it.at.seq))
-            .bind(turns(changes.iter().map(|it| &it.at)))
-            .bind(column(|it| it.due_after().unwrap_or(-1)))
-            .bind(changes.iter().map(|it| it.fate == Fate::Keep).collect::<Vec<bool>>())
-            .bind(changes.iter().map(Change::parked).collect::<Vec<_>>())
-            .bind(column(|it| it.counts(Counts::Attempt)))
-            .bind(column(|it| it.counts(Counts::Misrouted)))
-            .bind(changes.iter().map(|it| it.answered).collect::<Vec<bool>>())
-            .bind(changes.iter().map(|it| it.last.clone()).collect::<Vec<_>>())
-            .bind(column(|it| it.at.version));
-        for row in query.fetch_all(&mut *connection).await? {
-            let seq: i64 = row.try_get(0)?;
-            for (reply, change) in replies.iter_mut().zip(all) {
-                if change.at.seq == seq {
-                    *reply = Some(Changed::Done);
-                }
-            }
-        }
-        Ok(())
-    }
-}
-
-fn turns<'p>(places: impl Iterator<Item = &'p Place>) -> Vec<Vec<u8>> {
-    places.map(|place| place.turn.as_bytes().to_vec()).collect()
-}
-
-/// Returns `true` if the connection still works after this error.
-fn keeps(error: &dyn sqlx::error::DatabaseError) -> bool {
-    // A server that has become a standby, that ends its sessions, or whose pooler fails.
-    error
-        .code()
-        .is_some_and(|code| !["25006", "57P", "08", "58"].iter().any(|it| code.starts_with(it)))
+    lines: Lines<PgConnection>,
 }
 
 /// Returns `true` after a serialization failure or a deadlock.
@@ -215,11 +59,56 @@ fn is_conflict(error: &sqlx::Error) -> bool {
 }
 
 impl PostgresTable {
+    pub(crate) fn new(pool: PgPool, service: &str, settings: &Settings) -> Self {
+        let parts = settings.table.split('.').map(|part| format!("\"{part}\""));
+        let name = parts.collect::<Vec<_>>().join(".");
+        let with = |sql: &str, durability| text(&name, sql).replace("{durability}", durability);
+        let change = include_str!("sql/change.sql");
+        Self {
+            pool,
+            service: service.to_owned(),
+            turn: millis(settings.turn),
+            delays: settings.delays.iter().map(|delay| millis(*delay)).collect(),
+            store: with(include_str!("sql/store.sql"), DURABLE),
+            delete: with(include_str!("sql/delete.sql"), NOT_DURABLE),
+            change: [NOT_DURABLE, DURABLE].map(|durability| with(change, durability)),
+            take: with(include_str!("sql/take.sql"), NOT_DURABLE),
+            renew: with(include_str!("sql/renew.sql"), NOT_DURABLE),
+            name,
+            lines: Lines::new(),
+        }
+    }
+
+    async fn connect(&self) -> Result<PgConnection, sqlx::Error> {
+        if self.pool.is_closed() {
+            return Err(sqlx::Error::PoolClosed);
+        }
+        let mut connection = PgConnection::connect_with(&self.pool.connect_options()).await?;
+        query(CHECK_CLIENT).execute(&mut connection).await?;
+        Ok(connection)
+    }
+
+    /// Runs a call, and repeats it after a conflict.
+    async fn call<T>(
+        &self,
+        line: &Line<PgConnection>,
+        call: impl AsyncFnOnce(&mut PgConnection) -> Result<T, sqlx::Error> + Clone,
+    ) -> Result<T, TableError> {
+        let repeated = async move |connection: &mut PgConnection| {
+            for _ in 0..REPEATS {
+                match call.clone()(connection).await {
+                    Err(error) if is_conflict(&error) => {}
+                    done => return done,
+                }
+            }
+            call(connection).await
+        };
+        line.call(self.connect(), repeated).await
+    }
+
     async fn store_once(
         &self,
         connection: &mut PgConnection,
-        service: &str,
-        lasts: Duration,
         rows: &[&NewRow],
     ) -> Result<Vec<PgRow>, sqlx::Error> {
         let texts = |of: fn(&NewRow) -> &str| rows.iter().map(|row| of(row)).collect::<Vec<&str>>();
@@ -228,9 +117,9 @@ impl PostgresTable {
         let optional =
             |of: fn(&NewRow) -> Option<&str>| rows.iter().map(|row| of(row)).collect::<Vec<_>>();
         let turn = |row: &&NewRow| row.turn.map(|it| it.as_bytes().to_vec());
-        query(&self.sql.store)
-            .bind(service)
-            .bind(millis(lasts))
+        query(&self.store)
+            .bind(&self.service)
+            .bind(self.turn)
             .bind(bytes(|row| &row.key))
             .bind(texts(|row| &row.namespace))
             .bind(texts(|row| &row.keys))
@@ -245,122 +134,160 @@ impl PostgresTable {
             .await
     }
 
+    /// Executes changes, and returns a row for each in their order.
+    async fn change_once(
+        &self,
+        connection: &mut PgConnection,
+        changes: &[&Change],
+    ) -> Result<Vec<PgRow>, sqlx::Error> {
+        let numbers = |of: fn(&Change) -> i64| changes.iter().map(|it| of(it)).collect::<Vec<_>>();
+        let flags = |of: fn(&Change) -> bool| changes.iter().map(|it| of(it)).collect::<Vec<_>>();
+        let is_durable = changes.iter().any(|change| change.answered);
+        query(&self.change[usize::from(is_durable)])
+            .bind(numbers(|it| it.at.seq))
+            .bind(turns(changes.iter().map(|it| &it.at)))
+            .bind(numbers(|it| it.at.version))
+            .bind(flags(|it| it.fate == Fate::Delete))
+            .bind(flags(|it| it.fate == Fate::Keep))
+            .bind(numbers(|it| it.due_after().unwrap_or(-1)))
+            .bind(changes.iter().map(|it| it.parked()).collect::<Vec<_>>())
+            .bind(numbers(|it| it.counts(Counts::Attempt)))
+            .bind(numbers(|it| it.counts(Counts::Misrouted)))
+            .bind(flags(|it| it.answered))
+            .bind(changes.iter().map(|it| it.last.as_deref()).collect::<Vec<_>>())
+            .fetch_all(connection)
+            .await
+    }
+
     /// Executes the statement of an operator on selected rows.
     fn execute<'t>(&'t self, sql: String, of: &'t Selection) -> TableFuture<'t, u64> {
-        Box::pin(bounded(INSPECT, async move {
-            let mut lent = self.lend(&self.operator).await?;
-            let done = select(&sql, of).execute(&mut lent.connection).await;
-            back(lent, done).map(|done| done.rows_affected())
-        }))
+        let call = async move |connection: &mut PgConnection| {
+            Ok(select(&sql, of).execute(connection).await?.rows_affected())
+        };
+        Box::pin(self.call(&self.lines.operator, call))
     }
+}
+
+/// Inserts the name of the table into a statement.
+fn text(name: &str, sql: &str) -> String {
+    sql.replace("{table}", name).replace("{format}", &FORMAT.to_string())
+}
+
+fn query(sql: &str) -> Query<'_, Postgres, PgArguments> {
+    sqlx::query(AssertSqlSafe(sql.to_owned()))
+}
+
+fn turns<'p>(places: impl Iterator<Item = &'p Place>) -> Vec<Vec<u8>> {
+    places.map(|place| place.turn.as_bytes().to_vec()).collect()
 }
 
 impl Table for PostgresTable {
     fn migrate(&self) -> TableFuture<'_, ()> {
-        Box::pin(bounded(INSPECT, async {
-            let sql = include_str!("sql/postgres.sql")
-                .replace("{table}", &self.sql.name)
-                .replace("{index}", &self.sql.index);
-            let mut lent = self.lend(&self.operator).await?;
-            let done = sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut lent.connection).await;
-            back(lent, done).map(drop)
-        }))
+        let index = self.name.rsplit('.').next().unwrap_or_default().trim_matches('"');
+        let sql = text(&self.name, include_str!("sql/postgres.sql")).replace("{index}", index);
+        let call = async move |connection: &mut PgConnection| {
+            sqlx::raw_sql(AssertSqlSafe(sql)).execute(connection).await.map(drop)
+        };
+        Box::pin(self.call(&self.lines.operator, call))
     }
 
-    fn store<'t>(
-        &'t self,
-        service: &'t str,
-        lasts: Duration,
-        rows: &'t [NewRow],
-    ) -> TableFuture<'t, Vec<Stored>> {
-        Box::pin(bounded(STORE, async move {
+    fn store<'t>(&'t self, rows: &'t [NewRow]) -> TableFuture<'t, Vec<Stored>> {
+        let call = async move |connection: &mut PgConnection| {
             let mut sorted: Vec<&NewRow> = rows.iter().collect();
             sorted.sort_unstable_by_key(|row| row.key);
-            let mut lent = self.lend(&self.writer).await?;
-            let found =
-                repeated!(self.store_once(&mut lent.connection, service, lasts, &sorted).await);
-            let found = back(lent, found)?;
+            let found = self.store_once(connection, &sorted).await?;
             let reply = |row: &NewRow| {
                 let it = found.iter().find(|it| it.try_get(0).ok() == Some(&row.key[..]))?;
-                let (seq, version) = (it.try_get(1).ok()?, it.try_get(2).ok()?);
-                Some(if version == 1 { Stored::New { seq, version } } else { Stored::Known })
+                let is_new = it.try_get::<i64, _>(2).ok()? == 1;
+                Some(if is_new { Stored::New(it.try_get(1).ok()?) } else { Stored::Known })
             };
             let replies = rows.iter().map(reply).collect::<Option<Vec<_>>>();
             replies.ok_or_else(|| sqlx::Error::Protocol("a row has no reply".into()))
-        }))
+        };
+        Box::pin(self.call(&self.lines.writer, call))
     }
 
     fn change<'t>(&'t self, changes: &'t [Change]) -> TableFuture<'t, Vec<Changed>> {
-        Box::pin(bounded(CHANGE, async move {
-            let mut lent = self.lend(&self.ender).await?;
-            let done = repeated!(self.change_once(&mut lent.connection, changes).await);
-            back(lent, done)
-        }))
-    }
-
-    fn take<'t>(&'t self, take: Take<'t>) -> TableFuture<'t, Took> {
-        Box::pin(bounded(CHANGE, async move {
-            let mut lent = self.lend(&self.ender).await?;
-            let delays: Vec<i64> = take.delays.iter().map(|it| millis(*it)).collect();
-            let found = repeated!(
-                query(&self.sql.take)
-                    .bind(take.service)
-                    .bind(take.namespaces)
-                    .bind(number(take.each))
-                    .bind(number(take.most))
-                    .bind(&take.turn.as_bytes()[..])
-                    .bind(millis(take.lasts))
-                    .bind(&delays)
-                    .fetch_all(&mut lent.connection)
-                    .await
-            );
-            let mut took = Took::default();
-            for row in back(lent, found)? {
-                if row.try_get::<bool, _>("is_ours")? {
-                    took.rows.push(taken(&row, take.turn)?);
-                } else {
-                    let parked: Option<&str> = row.try_get("parked")?;
-                    took.lapsed.push((row.try_get("namespace")?, parked.and_then(Parked::parse)));
+        let call = async move |connection: &mut PgConnection| {
+            // Most rows are deleted, by a statement that costs half as much.
+            let (seqs, versions): (Vec<i64>, Vec<i64>) = changes
+                .iter()
+                .filter(|it| it.fate == Fate::Delete)
+                .map(|it| (it.at.seq, it.at.version))
+                .unzip();
+            let mut deleted = HashSet::new();
+            if !seqs.is_empty() {
+                let query = query(&self.delete).bind(seqs).bind(versions);
+                for row in query.fetch_all(&mut *connection).await? {
+                    deleted.insert(row.try_get::<i64, _>(0)?);
                 }
             }
-            Ok(took)
-        }))
+            let is_left = |it: &&Change| !deleted.contains(&it.at.seq);
+            let left: Vec<&Change> = changes.iter().filter(is_left).collect();
+            let mut found = Vec::new();
+            if !left.is_empty() {
+                found = self.change_once(connection, &left).await?;
+            }
+            let mut found = found.iter();
+            let reply = |it: &Change| {
+                let reply =
+                    if is_left(&it) { found.next().map(|row| row.try_get(0)) } else { None };
+                Ok(match reply.transpose()? {
+                    None | Some("done") => Changed::Done,
+                    Some("locked") => Changed::Locked,
+                    Some(_) => Changed::Lost,
+                })
+            };
+            changes.iter().map(reply).collect()
+        };
+        Box::pin(self.call(&self.lines.ender, call))
     }
 
-    fn renew<'t>(&'t self, runs: &'t [Place], lasts: Duration) -> TableFuture<'t, ()> {
-        Box::pin(bounded(CHANGE, async move {
+    fn take<'t>(&'t self, namespaces: &'t [String], most: usize) -> TableFuture<'t, Took> {
+        let call = async move |connection: &mut PgConnection| {
+            let turn = Token::random();
+            let query = query(&self.take)
+                .bind(&self.service)
+                .bind(namespaces)
+                .bind(number(most.div_ceil(namespaces.len())))
+                .bind(number(most))
+                .bind(&turn.as_bytes()[..])
+                .bind(self.turn)
+                .bind(&self.delays);
+            let mut took = Took::default();
+            for row in query.fetch_all(connection).await? {
+                Found(&row).took(turn, &mut took)?;
+            }
+            Ok(took)
+        };
+        Box::pin(self.call(&self.lines.ender, call))
+    }
+
+    fn renew<'t>(&'t self, runs: &'t [Place]) -> TableFuture<'t, ()> {
+        let call = async move |connection: &mut PgConnection| {
             let seqs: Vec<i64> = runs.iter().map(|run| run.seq).collect();
-            let mut lent = self.lend(&self.ender).await?;
-            let query =
-                query(&self.sql.renew).bind(seqs).bind(turns(runs.iter())).bind(millis(lasts));
-            let done = query.execute(&mut lent.connection).await;
-            back(lent, done).map(drop)
-        }))
+            let query = query(&self.renew).bind(seqs).bind(turns(runs.iter())).bind(self.turn);
+            query.execute(connection).await.map(drop)
+        };
+        Box::pin(self.call(&self.lines.ender, call))
     }
 
     fn sweep(&self) -> TableFuture<'_, Vec<Swept>> {
-        Box::pin(bounded(INSPECT, async {
-            let mut lent = self.lend(&self.operator).await?;
-            let rows = repeated!(query(&self.sql.sweep).fetch_all(&mut lent.connection).await);
-            let swept = |row: &PgRow| {
-                let parked: Option<&str> = row.try_get(2)?;
-                Ok(Swept {
-                    service: row.try_get(0)?,
-                    namespace: row.try_get(1)?,
-                    parked: parked.and_then(Parked::parse),
-                    rows: row.try_get(3)?,
-                })
-            };
-            back(lent, rows)?.iter().map(swept).collect()
-        }))
+        let sql = text(&self.name, include_str!("sql/sweep.sql"));
+        let call = async move |connection: &mut PgConnection| {
+            let rows = query(&sql).fetch_all(connection).await?;
+            rows.iter().map(|row| Found(row).swept()).collect()
+        };
+        Box::pin(self.call(&self.lines.operator, call))
     }
 
     fn count(&self) -> TableFuture<'_, Vec<Count>> {
-        Box::pin(bounded(INSPECT, async {
-            let mut lent = self.lend(&self.operator).await?;
-            let rows = query(&self.sql.count).fetch_all(&mut lent.connection).await;
-            back(lent, rows)?.iter().filter_map(|row| counted(row).transpose()).collect()
-        }))
+        let sql = text(&self.name, include_str!("sql/count.sql"));
+        let call = async move |connection: &mut PgConnection| {
+            let rows = query(&sql).fetch_all(connection).await?;
+            rows.iter().filter_map(|row| Found(row).counted().transpose()).collect()
+        };
+        Box::pin(self.call(&self.lines.operator, call))
     }
 
     fn list<'t>(
@@ -369,52 +296,52 @@ impl Table for PostgresTable {
         after: i64,
         most: usize,
     ) -> TableFuture<'t, Vec<ShownRow>> {
-        Box::pin(bounded(INSPECT, async move {
-            let start = format!("SELECT {SHOWN} FROM {} AS r WHERE r.seq > $7 AND", self.sql.name);
-            let sql = selected(&start, " ORDER BY r.seq LIMIT $8");
-            let mut lent = self.lend(&self.operator).await?;
+        let start = format!("SELECT {SHOWN} FROM {} AS r WHERE r.seq > $7 AND", self.name);
+        let sql = format!("{start} {SELECTED} ORDER BY r.seq LIMIT $8");
+        let call = async move |connection: &mut PgConnection| {
             let query = select(&sql, of).bind(after).bind(number(most));
-            let rows = query.fetch_all(&mut lent.connection).await;
-            back(lent, rows)?.iter().map(shown).collect()
-        }))
+            let rows = query.fetch_all(connection).await?;
+            rows.iter().map(|row| Found(row).shown()).collect()
+        };
+        Box::pin(self.call(&self.lines.operator, call))
     }
 
-    fn show(&self, seq: i64) -> TableFuture<'_, Option<WholeRow>> {
-        Box::pin(bounded(INSPECT, async move {
-            let sql =
-                format!("SELECT {SHOWN}, headers, body FROM {} AS r WHERE seq = $1", self.sql.name);
-            let mut lent = self.lend(&self.operator).await?;
-            let row = query(&sql).bind(seq).fetch_optional(&mut lent.connection).await;
-            let read =
-                |row: PgRow| Ok((shown(&row)?, row.try_get("headers")?, row.try_get("body")?));
-            back(lent, row)?.map(read).transpose()
-        }))
+    fn show(&self, seq: i64) -> TableFuture<'_, Option<(ShownRow, ShownRequest)>> {
+        let sql = format!("SELECT {SHOWN}, headers, body FROM {} AS r WHERE seq = $1", self.name);
+        let call = async move |connection: &mut PgConnection| {
+            let row = query(&sql).bind(seq).fetch_optional(connection).await?;
+            row.map(|row| Found(&row).whole()).transpose()
+        };
+        Box::pin(self.call(&self.lines.operator, call))
     }
 
     fn retry<'t>(&'t self, of: &'t Selection) -> TableFuture<'t, u64> {
-        let start = format!(
+        let sql = format!(
             "UPDATE {} AS r SET due = clock_timestamp(), parked = NULL, attempts = 0, deaths = 0, misrouted = 0, \
              version = version + 1 WHERE turn IS NULL AND parked IS DISTINCT FROM 'expired' \
-             AND received > clock_timestamp() - interval '14 days' AND",
-            self.sql.name
+             AND received > clock_timestamp() - interval '14 days' AND {SELECTED}",
+            self.name
         );
-        self.execute(selected(&start, ""), of)
+        self.execute(sql, of)
     }
 
     fn delete<'t>(&'t self, of: &'t Selection) -> TableFuture<'t, u64> {
-        self.execute(selected(&format!("DELETE FROM {} AS r WHERE", self.sql.name), ""), of)
+        self.execute(format!("DELETE FROM {} AS r WHERE {SELECTED}", self.name), of)
     }
 }
 
-fn query(sql: &str) -> Query<'_, Postgres, PgArguments> {
-    sqlx::query(AssertSqlSafe(sql.to_owned()))
-}
-
-/// The columns of [`shown`]. A time that is not whole milliseconds is rounded up, so that
+/// The columns of [`Found::shown`]. A time that is not whole milliseconds is rounded up, so that
 /// `received_until` selects its row.
 const SHOWN: &str = "seq, service, namespace, keys, event_type, ceil(extract(epoch FROM received) * 1000)::int8 AS received, \
      ceil(extract(epoch FROM due) * 1000)::int8 AS due, turn IS NOT NULL AS is_running, parked, attempts::int8, \
      deaths::int8, answered, method, target, verified, last, octet_length(body)::int8 AS body_bytes";
+
+/// The rows of a [`Selection`].
+const SELECTED: &str = "($1::int8 IS NULL OR r.seq = $1) AND ($2::text IS NULL OR r.service = $2) \
+     AND ($3::text IS NULL OR r.namespace = $3) \
+     AND ($4::text IS NULL OR position(E'\\t' || $4 || E'\\n' IN r.keys) > 0) \
+     AND ($5::text IS NULL OR r.parked = $5 OR ($5 = 'any' AND r.parked IS NOT NULL)) \
+     AND ($6::float8 IS NULL OR r.received <= to_timestamp($6))";
 
 /// Binds the parameters of a selection.
 fn select<'q>(sql: &'q str, of: &'q Selection) -> Query<'q, Postgres, PgArguments> {
@@ -428,38 +355,4 @@ fn select<'q>(sql: &'q str, of: &'q Selection) -> Query<'q, Postgres, PgArgument
         .bind(of.id.as_deref())
         .bind(of.parked_text())
         .bind(until)
-}
-
-impl Statements {
-    fn new(table: &str) -> Self {
-        let name = table.split('.').map(|part| format!("\"{part}\"")).collect::<Vec<_>>().join(".");
-        let with = |text: &str, durability: &str| {
-            text.replace("{table}", &name)
-                .replace("{durability}", durability)
-                .replace("{format}", &FORMAT.to_string())
-        };
-        let change = |durability| with(include_str!("sql/change.sql"), durability);
-        Self {
-            store: with(include_str!("sql/store.sql"), DURABLE),
-            delete: with(include_str!("sql/delete.sql"), NOT_DURABLE),
-            change: [change(NOT_DURABLE), change(DURABLE)],
-            look: with("SELECT seq, version, turn FROM {table} WHERE seq = ANY ($1)", ""),
-            take: with(include_str!("sql/take.sql"), NOT_DURABLE),
-            renew: with(include_str!("sql/renew.sql"), NOT_DURABLE),
-            sweep: with(include_str!("sql/sweep.sql"), ""),
-            count: with(include_str!("sql/count.sql"), ""),
-            index: table.rsplit('.').next().unwrap_or(table).to_owned(),
-            name,
-        }
-    }
-}
-
-/// Returns a statement for the rows of a [`Selection`].
-fn selected(start: &str, end: &str) -> String {
-    let rule = "($1::int8 IS NULL OR r.seq = $1) AND ($2::text IS NULL OR r.service = $2) \
-         AND ($3::text IS NULL OR r.namespace = $3) \
-         AND ($4::text IS NULL OR position(E'\\t' || $4 || E'\\n' IN r.keys) > 0) \
-         AND ($5::text IS NULL OR r.parked = $5 OR ($5 = 'any' AND r.parked IS NOT NULL)) \
-         AND ($6::float8 IS NULL OR r.received <= to_timestamp($6))";
-    format!("{start} {rule}{end}")
 }

@@ -173,24 +173,33 @@ pub(crate) enum Fate {
 }
 
 impl Fate {
-    /// The ledger is asked again at once.
-    pub(crate) const NOW: Self = Self::Due { after: Duration::ZERO, counts: Counts::Nothing };
+    /// Returns `true` if the row stays for the event: its sender is told *stored* in place of the
+    /// response.
+    pub(crate) const fn is_stored(self) -> bool {
+        !matches!(self, Self::Delete | Self::Park(Parked::Refused))
+    }
 }
 
 /// The columns of a change, for every database.
 impl Change {
     /// Returns after how many milliseconds the row is due; `None` if it runs on or waits for a
-    /// person.
+    /// person. A row that is not deleted because of its version is due now.
     pub(crate) fn due_after(&self) -> Option<i64> {
         match self.fate {
             Fate::Due { after, .. } => Some(millis(after)),
-            _ => None,
+            Fate::Delete => Some(0),
+            Fate::Keep | Fate::Park(_) => None,
         }
     }
 
     /// Returns 1 if the change counts as this.
     pub(crate) fn counts(&self, as_this: Counts) -> i64 {
-        i64::from(matches!(self.fate, Fate::Due { counts, .. } if counts == as_this))
+        let counts = match self.fate {
+            Fate::Due { counts, .. } => counts,
+            Fate::Park(Parked::Failed | Parked::Refused) => Counts::Attempt,
+            _ => Counts::Nothing,
+        };
+        i64::from(counts == as_this)
     }
 
     pub(crate) fn parked(&self) -> Option<&'static str> {

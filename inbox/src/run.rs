@@ -21,16 +21,16 @@ use futures_util::FutureExt;
 use http::{Request, Response, StatusCode};
 use http_body_util::Full;
 use tokio::sync::{Semaphore, watch};
-use tokio::time::{Instant, sleep, sleep_until, timeout};
-use tower_dedup::adapter::contract::Token;
+use tokio::time::{Instant, sleep, sleep_until};
+use tokio_util::task::AbortOnDropHandle;
 use tower_service::Service;
 
 use crate::core::Core;
-use crate::decide::{End, History, SOON, decide, is_of_no_handler, misrouted, spread};
+use crate::decide::{End, History, SOON, again, decide, is_of_no_handler, misrouted, spread};
 use crate::ender::Run;
 use crate::observe;
 use crate::row::{Change, Counts, Fate, Parked, TakenRow};
-use crate::table::{SWEPT, Take};
+use crate::table::{SWEPT, Took};
 use crate::ticket::{Report, Ticket};
 
 /// How often the loop looks for due rows.
@@ -42,198 +42,169 @@ const COUNT: Duration = Duration::from_secs(15);
 /// How often old rows are looked for.
 const SWEEP: Duration = Duration::from_secs(60);
 
-pub(crate) async fn run<S, B>(core: Arc<Core>, app: S, stop: impl Future<Output = ()> + Send)
+/// The largest take. Its reply, with bodies, arrives in time.
+const TAKEN: usize = 16;
+/// The most bytes of requests in the table.
+const BYTES: u64 = 4 << 30;
+
+/// Delivers the rows of an inbox to an application.
+#[derive(Clone)]
+pub(crate) struct Loop<S> {
+    pub(crate) core: Arc<Core>,
+    pub(crate) app: S,
+}
+
+impl<S, B> Loop<S>
 where
     S: Service<Request<Full<Bytes>>, Response = Response<B>, Error = Infallible>,
     S: Clone + Send + 'static,
     S::Future: Send,
     B: Send + 'static,
 {
-    let mut stop = pin!(stop);
-    let slots = Arc::new(Semaphore::new(core.settings.slots));
-    let keeper = tokio::spawn(keep(Arc::clone(&core)));
-    let keeper = AbortOnDrop(keeper.abort_handle());
-    // Namespaces take turns at the first slots.
-    let mut first = 0_usize;
-    loop {
-        core.loop_is_alive();
-        let pause = sleep(spread(POLL));
-        let mut namespaces = core.namespaces();
-        let free = slots.available_permits();
-        let mut is_busy = false;
-        if free > 0 && !namespaces.is_empty() {
-            let shift = first % namespaces.len();
-            namespaces.rotate_left(shift);
-            first = first.wrapping_add(1);
-            let take = Take {
-                service: &core.service,
-                namespaces: &namespaces,
-                each: free.div_ceil(namespaces.len()),
-                most: free,
-                turn: Token::random(),
-                lasts: core.settings.turn,
-                delays: &core.settings.delays,
-            };
-            match core.table.take(take).await {
-                Ok(took) => {
-                    is_busy = !took.rows.is_empty() || !took.lapsed.is_empty();
-                    for (namespace, parked) in took.lapsed {
-                        observe::lapsed(&namespace, parked);
-                    }
-                    let has_stopped = stop.as_mut().now_or_never().is_some();
-                    for row in took.rows {
-                        let run = core.ender.begin(row.at);
-                        if has_stopped {
-                            let fate = Fate::NOW;
-                            let change = Change { at: row.at, fate, answered: false, last: None };
-                            core.ender.change_later(change, run);
-                            continue;
-                        }
-                        // There are as many permits as rows were asked for.
-                        let Ok(permit) = Arc::clone(&slots).acquire_owned().await else { break };
-                        let (core, app) = (Arc::clone(&core), app.clone());
-                        tokio::spawn(async move {
-                            deliver(&core, app, row, run).await;
-                            drop(permit);
-                            core.wake.notify_one();
-                        });
-                    }
-                    if has_stopped {
-                        break;
-                    }
+    pub(crate) async fn run(self, stop: impl Future<Output = ()> + Send) {
+        let mut stop = pin!(stop);
+        let core = &self.core;
+        let slots = Arc::new(Semaphore::new(core.settings.slots));
+        let _keeper = AbortOnDropHandle::new(tokio::spawn(keep(Arc::clone(core))));
+        loop {
+            core.loop_is_alive();
+            let pause = sleep(spread(POLL));
+            let mut namespaces = core.namespaces();
+            let free = slots.available_permits().min(TAKEN);
+            let mut is_busy = false;
+            if free > 0 && !namespaces.is_empty() {
+                // Each namespace may be the first at the free slots.
+                let first = rand::random_range(0..namespaces.len());
+                namespaces.rotate_left(first);
+                let took = core.table.take(&namespaces, free).await.unwrap_or_else(|error| {
+                    observe::table_failed("no row is delivered again", &error);
+                    Took::default()
+                });
+                is_busy = !took.rows.is_empty() || !took.lapsed.is_empty();
+                for (namespace, parked) in took.lapsed {
+                    observe::lapsed(&namespace, parked);
                 }
-                Err(error) => observe::table_failed("no row is delivered again", &error),
+                let has_stopped = stop.as_mut().now_or_never().is_some();
+                for row in took.rows {
+                    let run = core.ender.begin(row.at);
+                    if has_stopped {
+                        let (at, fate) = (row.at, again(Counts::Nothing, Duration::ZERO));
+                        core.ender
+                            .change_later(Change { at, fate, answered: false, last: None }, run);
+                        continue;
+                    }
+                    // There are as many permits as rows were asked for.
+                    let Ok(permit) = Arc::clone(&slots).acquire_owned().await else { break };
+                    let (core, delivery) = (Arc::clone(core), self.clone().deliver(row, run));
+                    tokio::spawn(async move {
+                        delivery.await;
+                        drop(permit);
+                        core.wake.notify_one();
+                    });
+                }
+                if has_stopped {
+                    break;
+                }
+            }
+            if is_busy && slots.available_permits() > 0 {
+                continue;
+            }
+            tokio::select! {
+                () = &mut stop => break,
+                () = core.wake.notified() => {}
+                () = pause => {}
             }
         }
-        if is_busy && slots.available_permits() > 0 {
-            continue;
-        }
-        tokio::select! {
-            () = &mut stop => break,
-            () = core.wake.notified() => {}
-            () = pause => {}
-        }
+        let all = u32::try_from(core.settings.slots).unwrap_or(u32::MAX);
+        drop(slots.acquire_many(all).await);
+        core.ender.flush().await;
     }
-    let all = u32::try_from(core.settings.slots).unwrap_or(u32::MAX);
-    drop(slots.acquire_many(all).await);
-    core.ender.flush().await;
-    drop(keeper);
-}
 
-struct AbortOnDrop(tokio::task::AbortHandle);
-
-impl Drop for AbortOnDrop {
-    fn drop(&mut self) {
-        self.0.abort();
+    /// Delivers one row, and changes it.
+    async fn deliver(self, row: TakenRow, run: Run) {
+        let (at, namespace, core) = (row.at, row.namespace.clone(), Arc::clone(&self.core));
+        let (fate, last) = self.attempt(row).await;
+        observe::ended(&namespace, at.seq, fate, &last, true);
+        core.ender.change_later(Change { at, fate, answered: false, last: Some(last) }, run);
     }
-}
 
-/// Due after this time, and no attempt.
-fn again(after: Duration) -> Fate {
-    Fate::Due { after, counts: Counts::Nothing }
-}
-
-/// Delivers one row, and changes it.
-async fn deliver<S, B>(core: &Core, app: S, row: TakenRow, run: Run)
-where
-    S: Service<Request<Full<Bytes>>, Response = Response<B>, Error = Infallible>,
-    S: Clone + Send + 'static,
-    S::Future: Send,
-    B: Send + 'static,
-{
-    let (at, namespace) = (row.at, row.namespace.clone());
-    let (fate, last) = attempt(core, app, row).await;
-    observe::ended(&namespace, at.seq, fate, &last, true);
-    core.ender.change_later(Change { at, fate, answered: false, last: Some(last) }, run);
-}
-
-/// Delivers one row, and says what becomes of it, and why.
-async fn attempt<S, B>(core: &Core, app: S, row: TakenRow) -> (Fate, String)
-where
-    S: Service<Request<Full<Bytes>>, Response = Response<B>, Error = Infallible>,
-    S: Clone + Send + 'static,
-    S::Future: Send,
-    B: Send + 'static,
-{
-    let history = History {
-        attempts: row.attempts,
-        misrouted: row.misrouted,
-        answered: row.answered,
-        is_redelivery: true,
-    };
-    let body = match row.body.clone() {
-        Some(body) => body,
-        None => match core.table.show(row.at.seq).await {
-            Ok(Some((.., body))) => body.into(),
-            Ok(None) => return (again(SOON), "the row is gone".to_owned()),
-            Err(error) => {
-                observe::table_failed("a large row is not read", &error);
-                return (again(spread(SOON)), "the body was not read".to_owned());
+    /// Delivers one row, and says what becomes of it, and why.
+    async fn attempt(self, mut row: TakenRow) -> (Fate, String) {
+        let Self { core, app } = self;
+        let body = match row.body.take() {
+            Some(body) => body,
+            None => match core.table.show(row.at.seq).await {
+                Ok(Some((_, request))) => request.body,
+                Ok(None) => return (again(Counts::Nothing, SOON), "the row is gone".to_owned()),
+                Err(error) => {
+                    observe::table_failed("a large row is not read", &error);
+                    return (again(Counts::Nothing, SOON), "the body was not read".to_owned());
+                }
+            },
+        };
+        let Some(mut request) = row.request(body) else {
+            return (Fate::Park(Parked::Unreadable), "the row cannot be read".to_owned());
+        };
+        let (ticket, reported) = Ticket::new(core.address(), &row);
+        request.extensions_mut().insert(ticket);
+        let (report, status) = reach(app, request, reported).await;
+        let (ran_nothing, why) = match (report, status) {
+            (Report::Ended(end), _) => {
+                let (attempts, answered) = (row.attempts, row.answered);
+                let history = History { attempts, answered, is_redelivery: true };
+                return (decide(&core.settings, end, history), end.text());
             }
-        },
-    };
-    let Some(mut request) = row.request(body) else {
-        return (Fate::Park(Parked::Unreadable), "the row cannot be read".to_owned());
-    };
-    let (ticket, reported) =
-        Ticket::new(core.address(), &row.namespace, &row.keys, row.verified.as_deref());
-    request.extensions_mut().insert(ticket);
-    let (ran_nothing, why) = match reach(app, request, reported).await {
-        Reached::Ended(end) => return (decide(&core.settings, end, history).fate, end.text()),
-        Reached::NotEnforced => {
-            let delay = core.settings.delay(history.attempts).unwrap_or(SOON);
-            return (again(spread(delay)), "the layer is not in the mode `Enforce`".to_owned());
-        }
-        Reached::Misrouted(why) => (true, why.to_owned()),
-        Reached::Nothing(Some(status)) => {
-            let why = format!("{} without a layer of this inbox", status.as_u16());
-            (is_of_no_handler(status), why)
-        }
-        Reached::Nothing(None) => (false, "no layer of this inbox within 60 s".to_owned()),
-    };
-    observe::misrouted(&row.namespace, row.at.seq, &why);
-    (misrouted(&core.settings, ran_nothing, history), format!("misrouted: {why}"))
+            (Report::NotEnforced, _) => {
+                let delay = core.settings.delay(row.attempts).unwrap_or(SOON);
+                return (
+                    again(Counts::Nothing, delay),
+                    "the layer is not in the mode `Enforce`".to_owned(),
+                );
+            }
+            (Report::Misrouted(why), _) => (true, why.to_owned()),
+            (Report::Nothing | Report::Reached, Some(status)) => {
+                let why = format!("{} without a layer of this inbox", status.as_u16());
+                (is_of_no_handler(status), why)
+            }
+            (Report::Nothing | Report::Reached, None) => {
+                (false, "no layer of this inbox within 60 s".to_owned())
+            }
+        };
+        observe::misrouted(&row.namespace, row.at.seq, &why);
+        (misrouted(&core.settings, ran_nothing, row.misrouted), format!("misrouted: {why}"))
+    }
 }
 
-/// What a redelivery has met.
-enum Reached {
-    /// No layer. The status is that of the answer, if there is one.
-    Nothing(Option<StatusCode>),
-    /// A layer that has called nothing.
-    Misrouted(&'static str),
-    NotEnforced,
-    Ended(End),
-}
-
-/// Calls the application, and waits for the report of the layer.
+/// Calls the application, and waits for the report of the layer. Returns the last report, and the
+/// status if the application has answered.
 async fn reach<S, B>(
     app: S,
     request: Request<Full<Bytes>>,
     mut reported: watch::Receiver<Report>,
-) -> Reached
+) -> (Report, Option<StatusCode>)
 where
     S: Service<Request<Full<Bytes>>, Response = Response<B>, Error = Infallible>,
-    S: Clone,
 {
     let end = Instant::now() + REACH;
     let mut call = pin!(AssertUnwindSafe(oneshot(app, request)).catch_unwind());
     let mut answer = None;
     loop {
         let report = *reported.borrow_and_update();
-        match report {
-            Report::Ended(end) => return Reached::Ended(end),
-            Report::Misrouted(why) => return Reached::Misrouted(why),
-            Report::NotEnforced => return Reached::NotEnforced,
-            Report::Nothing if answer.is_some() => return Reached::Nothing(answer),
-            Report::Nothing | Report::Reached => {}
-        }
         // The answer may come before the layer has ended, and the layer may end without an answer.
         // A layer outside may have dropped the mark: then no report comes.
+        let is_open = match report {
+            Report::Nothing => answer.is_none(),
+            Report::Reached => true,
+            Report::Ended(_) | Report::Misrouted(_) | Report::NotEnforced => false,
+        };
+        if !is_open {
+            return (report, answer);
+        }
         tokio::select! {
             called = &mut call, if answer.is_none() => answer = Some(status_of(called)),
             Ok(()) = reported.changed() => {}
-            () = sleep_until(end), if report == Report::Nothing => return Reached::Nothing(None),
-            else => return Reached::Ended(End::Dropped),
+            () = sleep_until(end), if report == Report::Nothing => return (report, None),
+            else => return (Report::Ended(End::Dropped), answer),
         }
     }
 }
@@ -264,17 +235,19 @@ async fn keep(core: Arc<Core>) {
             sweep(&core).await;
         }
         let start = Instant::now();
-        if let Ok(Ok(counts)) = timeout(COUNT, core.table.count()).await {
-            let waiting: u64 =
-                counts.iter().filter(|it| it.parked.is_none()).map(|it| it.rows).sum();
-            let bytes: u64 = counts.iter().map(|it| it.bytes).sum();
-            #[expect(clippy::cast_precision_loss, reason = "a ratio")]
-            let ratio = |part: u64, whole: u64| part as f64 / whole.max(1) as f64;
-            let settings = &core.settings;
-            let fullness =
-                ratio(waiting, settings.max_waiting).max(ratio(bytes, settings.max_bytes));
-            core.is_full.store(fullness >= 1.0, Ordering::Relaxed);
-            gauges.set(&counts, fullness);
+        match core.table.count().await {
+            Ok(counts) => {
+                let of_waiting = counts.iter().filter(|it| it.parked.is_none());
+                let waiting: u64 = of_waiting.map(|it| it.rows).sum();
+                let bytes: u64 = counts.iter().map(|it| it.bytes).sum();
+                #[expect(clippy::cast_precision_loss, reason = "a ratio")]
+                let ratio = |part: u64, whole: u64| part as f64 / whole as f64;
+                let most = core.settings.max_waiting;
+                let fullness = ratio(waiting, most).max(ratio(bytes, BYTES));
+                core.is_full.store(fullness >= 1.0, Ordering::Relaxed);
+                gauges.set(&counts, fullness);
+            }
+            Err(error) => observe::table_failed("rows are not counted", &error),
         }
         // A table of a million parked rows is counted for a twentieth of the time at most.
         sleep(spread(COUNT.max(20 * start.elapsed()))).await;
@@ -286,8 +259,9 @@ async fn sweep(core: &Core) {
     loop {
         match core.table.sweep().await {
             Ok(swept) => {
-                observe::swept(&swept);
-                if swept.iter().map(|it| it.rows).sum::<i64>() < SWEPT {
+                let is_last = swept.len() < SWEPT;
+                observe::swept(swept);
+                if is_last {
                     return;
                 }
             }

@@ -24,7 +24,6 @@ pub(crate) struct Settings {
     pub(crate) turn: Duration,
     pub(crate) later: bool,
     pub(crate) max_waiting: u64,
-    pub(crate) max_bytes: u64,
     pub(crate) table: String,
 }
 
@@ -37,7 +36,6 @@ impl Default for Settings {
             turn: Duration::from_secs(60),
             later: false,
             max_waiting: 1_000_000,
-            max_bytes: 4 << 30,
             table: "webhook_inbox".to_owned(),
         }
     }
@@ -51,9 +49,6 @@ impl Settings {
     }
 
     pub(crate) fn check(&self, service: &str) -> Result<(), InboxError> {
-        let rule = |is_met: bool, text: &str| {
-            if is_met { Ok(()) } else { Err(InboxError::Setting(text.to_owned())) }
-        };
         let is_name = |part: &str| {
             let is_word = part.bytes().all(|it| it.is_ascii_alphanumeric() || it == b'_');
             (1..=48).contains(&part.len()) && is_word && !part.as_bytes()[0].is_ascii_digit()
@@ -71,7 +66,7 @@ impl Settings {
         rule(!self.delays.is_empty(), "`delays` must have at least one delay")?;
         let is_short = |delay: &Duration| *delay < LIFE;
         rule(self.delays.iter().all(is_short), "`delays` must be shorter than 14 days")?;
-        rule(self.slots > 0, "`slots` must be at least 1")?;
+        rule((1..=10_000).contains(&self.slots), "`slots` must be between 1 and 10,000")?;
         let turns = Duration::from_secs(1)..=Duration::from_secs(3_600);
         rule(turns.contains(&self.turn), "`turn` must be between 1 s and 1 h")?;
         rule(self.max_waiting > 0, "`max_waiting` must be at least 1 row")
@@ -86,6 +81,11 @@ pub enum InboxError {
     Setting(String),
     /// The table did not answer, or refused a statement.
     Table(Box<dyn std::error::Error + Send + Sync>),
+}
+
+/// Returns an error with this text unless the rule is met.
+pub(crate) fn rule(is_met: bool, text: &str) -> Result<(), InboxError> {
+    if is_met { Ok(()) } else { Err(InboxError::Setting(text.to_owned())) }
 }
 
 impl fmt::Display for InboxError {

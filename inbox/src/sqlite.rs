@@ -10,17 +10,16 @@ use std::time::{Duration, SystemTime};
 
 use sqlx::query::Query;
 use sqlx::sqlite::{
-    SqliteArguments, SqliteConnectOptions, SqliteConnection, SqliteJournalMode, SqliteRow,
-    SqliteSynchronous,
+    SqliteArguments, SqliteConnectOptions, SqliteConnection, SqliteJournalMode, SqliteSynchronous,
 };
 use sqlx::{AssertSqlSafe, ConnectOptions, Row, Sqlite};
+use tower_dedup::adapter::contract::Token;
 
-use crate::decide::spread;
-use crate::inspect::{Count, Selection, ShownRow};
-use crate::line::{self, CHANGE, INSPECT, STORE, bounded, counted, shown, taken};
-use crate::row::{Change, Counts, FORMAT, Fate, NewRow, Parked, Place, millis, number};
-use crate::settings::LIFE;
-use crate::table::{Changed, SWEPT, Stored, Swept, Table, TableFuture, Take, Took, WholeRow};
+use crate::inspect::{Count, Selection, ShownRequest, ShownRow};
+use crate::line::{Found, Line, Lines};
+use crate::row::{Change, Counts, FORMAT, Fate, NewRow, Place, millis, number};
+use crate::settings::{LIFE, Settings};
+use crate::table::{Changed, SWEPT, Stored, Swept, Table, TableError, TableFuture, Took};
 
 /// How long a statement waits for the write lock of another process.
 const LOCK: Duration = Duration::from_millis(800);
@@ -31,46 +30,54 @@ const REFUSED: i64 = 10_000;
 
 pub(crate) struct SqliteTable {
     options: SqliteConnectOptions,
+    service: String,
+    /// How long a turn lasts, in milliseconds.
+    turn: i64,
+    /// A JSON array of milliseconds.
+    delays: String,
+    /// The name of the table, without quotes.
     name: String,
-    writer: Line,
-    ender: Line,
-    operator: Line,
-}
-
-type Line = line::Line<SqliteConnection>;
-type Lent<'l> = line::Lent<'l, SqliteConnection>;
-
-/// Begins a transaction with the write lock.
-async fn begin(lent: &mut Lent<'_>, is_durable: bool) -> Result<(), sqlx::Error> {
-    let level = if is_durable { "FULL" } else { "NORMAL" };
-    let sql = format!("PRAGMA synchronous = {level}; BEGIN IMMEDIATE");
-    sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut lent.connection).await.map(drop)
-}
-
-async fn commit(mut lent: Lent<'_>) -> Result<(), sqlx::Error> {
-    sqlx::raw_sql("COMMIT").execute(&mut lent.connection).await?;
-    lent.back();
-    Ok(())
+    lines: Lines<SqliteConnection>,
 }
 
 impl SqliteTable {
-    /// `name` is a checked name.
-    pub(crate) fn new(options: SqliteConnectOptions, name: &str) -> Self {
-        let options = options
-            .create_if_missing(true)
-            .journal_mode(SqliteJournalMode::Wal)
-            .synchronous(SqliteSynchronous::Full)
-            .busy_timeout(LOCK);
-        let [writer, ender, operator] = [(); 3].map(|()| Line::new());
-        Self { options, name: format!("\"{name}\""), writer, ender, operator }
+    pub(crate) fn new(options: SqliteConnectOptions, service: &str, settings: &Settings) -> Self {
+        let delays: Vec<i64> = settings.delays.iter().map(|delay| millis(*delay)).collect();
+        Self {
+            options: options
+                .create_if_missing(true)
+                .journal_mode(SqliteJournalMode::Wal)
+                .synchronous(SqliteSynchronous::Full)
+                .busy_timeout(LOCK),
+            service: service.to_owned(),
+            turn: millis(settings.turn),
+            delays: format!("{delays:?}"),
+            name: settings.table.clone(),
+            lines: Lines::new(),
+        }
     }
 
-    async fn lend<'l>(&self, line: &'l Line) -> Result<Lent<'l>, sqlx::Error> {
-        let open = async {
-            self.create_file()?;
-            self.options.connect().await
+    async fn open(&self) -> Result<SqliteConnection, sqlx::Error> {
+        self.create_file()?;
+        self.options.connect().await
+    }
+
+    /// Runs `write` in a transaction that begins with the write lock.
+    async fn transaction<T>(
+        &self,
+        line: &Line<SqliteConnection>,
+        is_durable: bool,
+        write: impl AsyncFnOnce(&mut SqliteConnection) -> Result<T, sqlx::Error>,
+    ) -> Result<T, TableError> {
+        let level = if is_durable { "FULL" } else { "NORMAL" };
+        let begin = format!("PRAGMA synchronous = {level}; BEGIN IMMEDIATE");
+        let call = async move |connection: &mut SqliteConnection| {
+            sqlx::raw_sql(AssertSqlSafe(begin)).execute(&mut *connection).await?;
+            let done = write(connection).await?;
+            sqlx::raw_sql("COMMIT").execute(connection).await?;
+            Ok(done)
         };
-        line.lend(open).await
+        line.call(self.open(), call).await
     }
 
     /// Creates the file for its owner alone: it has the bodies of deliveries in clear.
@@ -83,7 +90,8 @@ impl SqliteTable {
     }
 
     fn sql(&self, text: &str) -> String {
-        text.replace("{table}", &self.name)
+        text.replace("{table}", &format!("\"{}\"", self.name))
+            .replace("{index}", &self.name)
             .replace("{now}", "CAST(unixepoch('subsec') * 1000 AS INTEGER)")
             .replace("{format}", &FORMAT.to_string())
     }
@@ -93,22 +101,14 @@ impl SqliteTable {
         connection: &mut SqliteConnection,
         change: &Change,
     ) -> Result<Changed, sqlx::Error> {
-        let mut change = change.clone();
         if change.fate == Fate::Delete {
             let sql = self.sql("DELETE FROM {table} WHERE seq = ?1 AND version = ?2");
             let query = statement(&sql).bind(change.at.seq).bind(change.at.version);
             if query.execute(&mut *connection).await?.rows_affected() > 0 {
                 return Ok(Changed::Done);
             }
-            let sql = self.sql("SELECT 1 FROM {table} WHERE seq = ?1");
-            if statement(&sql).bind(change.at.seq).fetch_optional(&mut *connection).await?.is_none()
-            {
-                return Ok(Changed::Done);
-            }
-            // Somebody was told *stored* meanwhile: the ledger has to be asked again.
-            change.fate = Fate::NOW;
         }
-        // Somebody was told *stored* meanwhile: then a refusal is no end.
+        // Somebody was told *stored* meanwhile: then neither success nor refusal is an end.
         let sql = self.sql(
             "UPDATE {table} SET \
              due = CASE WHEN ?4 THEN due WHEN ?5 = 'refused' AND version <> ?9 THEN {now} WHEN ?3 IS NOT NULL THEN {now} + ?3 END, \
@@ -135,13 +135,10 @@ impl SqliteTable {
 
     /// Executes the statement of an operator on selected rows.
     fn execute<'t>(&'t self, sql: String, of: &'t Selection) -> TableFuture<'t, u64> {
-        Box::pin(bounded(INSPECT, async move {
-            let mut lent = self.lend(&self.operator).await?;
-            begin(&mut lent, true).await?;
-            let done = select(&sql, of).execute(&mut lent.connection).await?;
-            commit(lent).await?;
-            Ok(done.rows_affected())
-        }))
+        let write = async move |connection: &mut SqliteConnection| {
+            Ok(select(&sql, of).execute(connection).await?.rows_affected())
+        };
+        Box::pin(self.transaction(&self.lines.operator, true, write))
     }
 }
 
@@ -151,13 +148,11 @@ fn statement(sql: &str) -> Query<'_, Sqlite, SqliteArguments> {
 
 impl Table for SqliteTable {
     fn migrate(&self) -> TableFuture<'_, ()> {
-        Box::pin(bounded(INSPECT, async {
-            let mut lent = self.lend(&self.operator).await?;
-            begin(&mut lent, true).await?;
+        let sql = self.sql(include_str!("sql/sqlite.sql"));
+        let write = async move |connection: &mut SqliteConnection| {
             let others = "SELECT name FROM sqlite_schema \
-                 WHERE type = 'table' AND name NOT LIKE 'sqlite%' AND '\"' || name || '\"' <> ?1";
-            let other =
-                statement(others).bind(&self.name).fetch_optional(&mut lent.connection).await?;
+                 WHERE type = 'table' AND name NOT LIKE 'sqlite%' AND name <> ?1";
+            let other = statement(others).bind(&self.name).fetch_optional(&mut *connection).await?;
             if let Some(other) = other {
                 let other: String = other.try_get(0)?;
                 let text = format!(
@@ -165,210 +160,147 @@ impl Table for SqliteTable {
                 );
                 return Err(sqlx::Error::Configuration(text.into()));
             }
-            let sql =
-                include_str!("sql/sqlite.sql").replace("{table}", self.name.trim_matches('"'));
-            sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut lent.connection).await?;
-            commit(lent).await
-        }))
+            sqlx::raw_sql(AssertSqlSafe(sql)).execute(connection).await.map(drop)
+        };
+        Box::pin(self.transaction(&self.lines.operator, true, write))
     }
 
-    fn store<'t>(
-        &'t self,
-        service: &'t str,
-        lasts: Duration,
-        rows: &'t [NewRow],
-    ) -> TableFuture<'t, Vec<Stored>> {
-        Box::pin(bounded(STORE, async move {
-            let sql = self.sql(
-                "INSERT INTO {table} AS r (key, service, namespace, keys, event_type, received, due, turn, format, method, \
-                 target, headers, body, verified, answered) \
-                 VALUES (?1, ?2, ?3, ?4, ?5, {now}, {now} + CASE WHEN ?6 IS NULL THEN 0 ELSE ?7 END, ?6, {format}, ?8, ?9, \
-                 ?10, ?11, ?12, ?6 IS NULL) \
-                 ON CONFLICT (key) DO UPDATE SET version = version + 1, answered = 1, received = {now}, \
-                 due = CASE WHEN turn IS NULL THEN {now} ELSE due END, parked = NULL, \
-                 attempts = CASE WHEN parked IS NULL THEN attempts ELSE 0 END, \
-                 deaths = CASE WHEN parked IS NULL THEN deaths ELSE 0 END, \
-                 misrouted = CASE WHEN parked IS NULL THEN misrouted ELSE 0 END, \
-                 verified = coalesce(excluded.verified, verified) \
-                 RETURNING seq, version",
-            );
-            let mut lent = self.lend(&self.writer).await?;
-            begin(&mut lent, true).await?;
+    fn store<'t>(&'t self, rows: &'t [NewRow]) -> TableFuture<'t, Vec<Stored>> {
+        let sql = self.sql(
+            "INSERT INTO {table} AS r (key, service, namespace, keys, event_type, received, due, turn, format, method, \
+             target, headers, body, verified, answered) \
+             VALUES (?1, ?2, ?3, ?4, ?5, {now}, {now} + CASE WHEN ?6 IS NULL THEN 0 ELSE ?7 END, ?6, {format}, ?8, ?9, \
+             ?10, ?11, ?12, ?6 IS NULL) \
+             ON CONFLICT (key) DO UPDATE SET version = version + 1, answered = 1, received = {now}, \
+             due = CASE WHEN turn IS NULL THEN {now} ELSE due END, parked = NULL, \
+             attempts = CASE WHEN parked IS NULL THEN attempts ELSE 0 END, \
+             deaths = CASE WHEN parked IS NULL THEN deaths ELSE 0 END, \
+             misrouted = CASE WHEN parked IS NULL THEN misrouted ELSE 0 END, \
+             verified = coalesce(excluded.verified, verified) \
+             RETURNING seq, version",
+        );
+        let write = async move |connection: &mut SqliteConnection| {
             let mut replies = Vec::with_capacity(rows.len());
             for row in rows {
                 let query = statement(&sql)
                     .bind(&row.key[..])
-                    .bind(service)
+                    .bind(&self.service)
                     .bind(&row.namespace)
                     .bind(&row.keys)
                     .bind(&row.event_type)
                     .bind(row.turn.map(|turn| turn.as_bytes().to_vec()))
-                    .bind(millis(lasts))
+                    .bind(self.turn)
                     .bind(&row.method)
                     .bind(&row.target)
                     .bind(&row.headers)
                     .bind(&row.body[..])
                     .bind(&row.verified);
-                let found = query.fetch_one(&mut lent.connection).await?;
-                let (seq, version) = (found.try_get(0)?, found.try_get(1)?);
-                replies.push(if version == 1 {
-                    Stored::New { seq, version }
-                } else {
-                    Stored::Known
-                });
+                let found = query.fetch_one(&mut *connection).await?;
+                let is_new = found.try_get::<i64, _>(1)? == 1;
+                let new = Stored::New(found.try_get(0)?);
+                replies.push(if is_new { new } else { Stored::Known });
             }
-            commit(lent).await?;
             Ok(replies)
-        }))
+        };
+        Box::pin(self.transaction(&self.lines.writer, true, write))
     }
 
     fn change<'t>(&'t self, changes: &'t [Change]) -> TableFuture<'t, Vec<Changed>> {
-        Box::pin(bounded(CHANGE, async move {
-            let mut lent = self.lend(&self.ender).await?;
-            begin(&mut lent, changes.iter().any(|change| change.answered)).await?;
+        let is_durable = changes.iter().any(|change| change.answered);
+        let write = async move |connection: &mut SqliteConnection| {
             let mut replies = Vec::with_capacity(changes.len());
             for change in changes {
-                replies.push(self.change_one(&mut lent.connection, change).await?);
+                replies.push(self.change_one(connection, change).await?);
             }
-            commit(lent).await?;
             Ok(replies)
-        }))
+        };
+        Box::pin(self.transaction(&self.lines.ender, is_durable, write))
     }
 
-    fn take<'t>(&'t self, take: Take<'t>) -> TableFuture<'t, Took> {
-        Box::pin(bounded(CHANGE, async move {
-            let look = self.sql(
-                "SELECT seq, turn IS NOT NULL AS has_lapsed, attempts FROM {table} \
-                 WHERE service = ?1 AND namespace = ?2 AND due <= {now} AND format <= {format} AND received > {now} - ?3 \
-                 ORDER BY due LIMIT ?4",
-            );
-            let ours = self.sql(
-                "UPDATE {table} SET turn = ?2, due = {now} + ?3 WHERE seq = ?1 \
-                 RETURNING seq, version, namespace, keys, attempts, misrouted, answered, method, target, headers, body, verified",
-            );
-            let lapse = self.sql(
-                "UPDATE {table} SET turn = NULL, due = {now} + ?2, parked = CASE WHEN ?2 IS NULL THEN 'died' END, \
-                 attempts = attempts + 1, deaths = deaths + 1, last = 'its process died, or lost its turn' WHERE seq = ?1",
-            );
+    fn take<'t>(&'t self, namespaces: &'t [String], most: usize) -> TableFuture<'t, Took> {
+        let sql = self.sql(
+            "UPDATE {table} SET \
+             turn = CASE WHEN turn IS NULL THEN ?5 END, \
+             due = {now} + CASE WHEN turn IS NULL THEN ?6 ELSE CAST( \
+               json_extract(?7, '$[' || attempts || ']') * (0.8 + 0.4 * abs(random() / 9223372036854775808.0)) AS INTEGER) END, \
+             parked = CASE WHEN turn IS NOT NULL AND attempts >= json_array_length(?7) THEN 'died' END, \
+             attempts = attempts + (turn IS NOT NULL), \
+             deaths = deaths + (turn IS NOT NULL), \
+             last = CASE WHEN turn IS NOT NULL THEN 'its process died, or lost its turn' ELSE last END \
+             WHERE seq IN (SELECT seq FROM {table} WHERE service = ?1 AND namespace = ?2 AND due <= {now} \
+               AND format <= {format} AND received > {now} - ?3 ORDER BY due LIMIT ?4) \
+             RETURNING turn IS NOT NULL AS is_ours, seq, version, namespace, keys, attempts, misrouted, answered, parked, \
+             method, target, headers, body, verified",
+        );
+        let turn = Token::random();
+        let write = async move |connection: &mut SqliteConnection| {
             let mut took = Took::default();
-            let mut lent = self.lend(&self.ender).await?;
-            // The write lock is taken for due rows only.
-            let mut is_begun = false;
-            for namespace in take.namespaces {
-                let left = take.each.min(take.most - took.rows.len());
-                let found = || {
-                    let look =
-                        statement(&look).bind(take.service).bind(namespace).bind(millis(LIFE));
-                    look.bind(number(left))
-                };
-                let mut rows = found().fetch_all(&mut lent.connection).await?;
-                if rows.is_empty() {
-                    continue;
+            for namespace in namespaces {
+                let left = most.div_ceil(namespaces.len()).min(most - took.rows.len());
+                let query = statement(&sql)
+                    .bind(&self.service)
+                    .bind(namespace)
+                    .bind(millis(LIFE))
+                    .bind(number(left))
+                    .bind(&turn.as_bytes()[..])
+                    .bind(self.turn)
+                    .bind(&self.delays);
+                for row in query.fetch_all(&mut *connection).await? {
+                    Found(&row).took(turn, &mut took)?;
                 }
-                if !is_begun {
-                    begin(&mut lent, false).await?;
-                    is_begun = true;
-                    rows = found().fetch_all(&mut lent.connection).await?;
-                }
-                for row in rows {
-                    let seq: i64 = row.try_get(0)?;
-                    if row.try_get::<bool, _>(1)? {
-                        let attempts = usize::try_from(row.try_get::<i64, _>(2)?).unwrap_or(0);
-                        let delay = take.delays.get(attempts).map(|delay| millis(spread(*delay)));
-                        statement(&lapse)
-                            .bind(seq)
-                            .bind(delay)
-                            .execute(&mut lent.connection)
-                            .await?;
-                        let parked = delay.is_none().then_some(Parked::Died);
-                        took.lapsed.push((namespace.clone(), parked));
-                    } else {
-                        let ours = statement(&ours).bind(seq).bind(&take.turn.as_bytes()[..]);
-                        let ours =
-                            ours.bind(millis(take.lasts)).fetch_one(&mut lent.connection).await?;
-                        took.rows.push(taken(&ours, take.turn)?);
-                    }
-                }
-            }
-            if is_begun {
-                commit(lent).await?;
-            } else {
-                lent.back();
             }
             Ok(took)
-        }))
+        };
+        Box::pin(self.transaction(&self.lines.ender, false, write))
     }
 
-    fn renew<'t>(&'t self, runs: &'t [Place], lasts: Duration) -> TableFuture<'t, ()> {
-        Box::pin(bounded(CHANGE, async move {
-            let sql = self.sql("UPDATE {table} SET due = {now} + ?3 WHERE seq = ?1 AND turn = ?2");
-            let mut lent = self.lend(&self.ender).await?;
-            begin(&mut lent, false).await?;
+    fn renew<'t>(&'t self, runs: &'t [Place]) -> TableFuture<'t, ()> {
+        let sql = self.sql("UPDATE {table} SET due = {now} + ?3 WHERE seq = ?1 AND turn = ?2");
+        let write = async move |connection: &mut SqliteConnection| {
             for run in runs {
-                let query = statement(&sql)
-                    .bind(run.seq)
-                    .bind(&run.turn.as_bytes()[..])
-                    .bind(millis(lasts));
-                query.execute(&mut lent.connection).await?;
+                let query = statement(&sql).bind(run.seq).bind(&run.turn.as_bytes()[..]);
+                query.bind(self.turn).execute(&mut *connection).await?;
             }
-            commit(lent).await
-        }))
+            Ok(())
+        };
+        Box::pin(self.transaction(&self.lines.ender, false, write))
     }
 
     fn sweep(&self) -> TableFuture<'_, Vec<Swept>> {
-        Box::pin(bounded(INSPECT, async {
-            let expire = self.sql(
-                "UPDATE {table} SET due = NULL, turn = NULL, parked = 'expired' WHERE seq IN ( \
-                 SELECT seq FROM {table} WHERE due IS NOT NULL AND received <= {now} - ?1 AND format <= {format} \
-                 AND (turn IS NULL OR due <= {now}) LIMIT ?2) RETURNING service, namespace",
-            );
-            let delete = self.sql(
-                "DELETE FROM {table} WHERE seq IN ( \
-                 SELECT seq FROM {table} WHERE parked IS NOT NULL AND format <= {format} AND (received <= {now} - ?1 \
-                 OR parked = 'refused' AND (received <= {now} - ?2 OR seq <= ( \
-                 SELECT seq FROM {table} WHERE parked = 'refused' ORDER BY seq DESC LIMIT 1 OFFSET ?3))) LIMIT ?4) \
-                 RETURNING service, namespace",
-            );
-            let mut lent = self.lend(&self.operator).await?;
-            begin(&mut lent, false).await?;
-            let expire = statement(&expire).bind(millis(LIFE)).bind(SWEPT);
-            let expired = expire.fetch_all(&mut lent.connection).await?;
-            let delete =
-                statement(&delete).bind(millis(LIFE) + WEEK).bind(WEEK).bind(REFUSED).bind(SWEPT);
-            let deleted = delete.fetch_all(&mut lent.connection).await?;
-            commit(lent).await?;
-            let mut swept: Vec<Swept> = Vec::new();
-            for (rows, parked) in [(expired, Some(Parked::Expired)), (deleted, None)] {
-                for row in rows {
-                    let (service, namespace) = (row.try_get(0)?, row.try_get(1)?);
-                    let one = Swept { service, namespace, parked, rows: 1 };
-                    let known = swept.iter_mut().find(|it| {
-                        (&it.service, &it.namespace, it.parked)
-                            == (&one.service, &one.namespace, parked)
-                    });
-                    match known {
-                        Some(known) => known.rows += 1,
-                        None => swept.push(one),
-                    }
-                }
-            }
-            Ok(swept)
-        }))
+        let expire = self.sql(
+            "UPDATE {table} SET due = NULL, turn = NULL, parked = 'expired' WHERE seq IN ( \
+             SELECT seq FROM {table} WHERE due IS NOT NULL AND received <= {now} - ?1 AND format <= {format} \
+             AND (turn IS NULL OR due <= {now}) LIMIT ?2) RETURNING service, namespace, parked",
+        );
+        let delete = self.sql(
+            "DELETE FROM {table} WHERE seq IN ( \
+             SELECT seq FROM {table} WHERE parked IS NOT NULL AND format <= {format} AND (received <= {now} - ?1 \
+             OR parked = 'refused' AND (received <= {now} - ?2 OR seq <= ( \
+             SELECT seq FROM {table} WHERE parked = 'refused' ORDER BY seq DESC LIMIT 1 OFFSET ?3))) LIMIT ?4) \
+             RETURNING service, namespace, NULL AS parked",
+        );
+        let write = async move |connection: &mut SqliteConnection| {
+            let expire = statement(&expire).bind(millis(LIFE)).bind(number(SWEPT));
+            let mut rows = expire.fetch_all(&mut *connection).await?;
+            let delete = statement(&delete).bind(millis(LIFE) + WEEK).bind(WEEK).bind(REFUSED);
+            rows.extend(delete.bind(number(SWEPT)).fetch_all(connection).await?);
+            rows.iter().map(|row| Found(row).swept()).collect()
+        };
+        Box::pin(self.transaction(&self.lines.operator, false, write))
     }
 
     fn count(&self) -> TableFuture<'_, Vec<Count>> {
-        Box::pin(bounded(INSPECT, async {
-            let sql = self.sql(
-                "SELECT service, namespace, NULL, count(*), {now} - min(received), sum(bytes) \
-                 FROM {table} WHERE due IS NOT NULL GROUP BY 1, 2 UNION ALL \
-                 SELECT service, namespace, parked, count(*), {now} - min(received), sum(bytes) \
-                 FROM {table} WHERE parked IS NOT NULL GROUP BY 1, 2, 3",
-            );
-            let mut lent = self.lend(&self.operator).await?;
-            let rows = statement(&sql).fetch_all(&mut lent.connection).await?;
-            lent.back();
-            rows.iter().filter_map(|row| counted(row).transpose()).collect()
-        }))
+        let sql = self.sql(
+            "SELECT service, namespace, NULL AS parked, count(*) AS rows, {now} - min(received) AS oldest, sum(bytes) AS bytes \
+             FROM {table} WHERE due IS NOT NULL GROUP BY 1, 2 UNION ALL \
+             SELECT service, namespace, parked, count(*), {now} - min(received), sum(bytes) \
+             FROM {table} WHERE parked IS NOT NULL GROUP BY 1, 2, 3",
+        );
+        let call = async move |connection: &mut SqliteConnection| {
+            let rows = statement(&sql).fetch_all(connection).await?;
+            rows.iter().filter_map(|row| Found(row).counted().transpose()).collect()
+        };
+        Box::pin(self.lines.operator.call(self.open(), call))
     }
 
     fn list<'t>(
@@ -377,29 +309,24 @@ impl Table for SqliteTable {
         after: i64,
         most: usize,
     ) -> TableFuture<'t, Vec<ShownRow>> {
-        Box::pin(bounded(INSPECT, async move {
-            let sql = self.sql(&format!(
-                "SELECT {SHOWN} FROM {{table}} WHERE seq > ?7 AND {SELECTED} ORDER BY seq LIMIT ?8"
-            ));
-            let mut lent = self.lend(&self.operator).await?;
+        let sql = self.sql(&format!(
+            "SELECT {SHOWN} FROM {{table}} WHERE seq > ?7 AND {SELECTED} ORDER BY seq LIMIT ?8"
+        ));
+        let call = async move |connection: &mut SqliteConnection| {
             let query = select(&sql, of).bind(after).bind(number(most));
-            let rows = query.fetch_all(&mut lent.connection).await?;
-            lent.back();
-            rows.iter().map(shown).collect()
-        }))
+            let rows = query.fetch_all(connection).await?;
+            rows.iter().map(|row| Found(row).shown()).collect()
+        };
+        Box::pin(self.lines.operator.call(self.open(), call))
     }
 
-    fn show(&self, seq: i64) -> TableFuture<'_, Option<WholeRow>> {
-        Box::pin(bounded(INSPECT, async move {
-            let sql =
-                self.sql(&format!("SELECT {SHOWN}, headers, body FROM {{table}} WHERE seq = ?1"));
-            let mut lent = self.lend(&self.operator).await?;
-            let row = statement(&sql).bind(seq).fetch_optional(&mut lent.connection).await?;
-            lent.back();
-            let read =
-                |row: SqliteRow| Ok((shown(&row)?, row.try_get("headers")?, row.try_get("body")?));
-            row.map(read).transpose()
-        }))
+    fn show(&self, seq: i64) -> TableFuture<'_, Option<(ShownRow, ShownRequest)>> {
+        let sql = self.sql(&format!("SELECT {SHOWN}, headers, body FROM {{table}} WHERE seq = ?1"));
+        let call = async move |connection: &mut SqliteConnection| {
+            let row = statement(&sql).bind(seq).fetch_optional(connection).await?;
+            row.map(|row| Found(&row).whole()).transpose()
+        };
+        Box::pin(self.lines.operator.call(self.open(), call))
     }
 
     fn retry<'t>(&'t self, of: &'t Selection) -> TableFuture<'t, u64> {
@@ -421,7 +348,7 @@ const SELECTED: &str = "(?1 IS NULL OR seq = ?1) AND (?2 IS NULL OR service = ?2
      AND (?4 IS NULL OR instr(keys, char(9) || ?4 || char(10)) > 0) \
      AND (?5 IS NULL OR parked = ?5 OR (?5 = 'any' AND parked IS NOT NULL)) AND (?6 IS NULL OR received <= ?6)";
 
-/// The columns of [`shown`].
+/// The columns of [`Found::shown`].
 const SHOWN: &str = "seq, service, namespace, keys, event_type, received, due, turn IS NOT NULL AS is_running, parked, \
      attempts, deaths, answered, method, target, verified, last, length(body) AS body_bytes";
 

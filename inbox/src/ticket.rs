@@ -5,8 +5,9 @@ use std::sync::Arc;
 use tokio::sync::watch;
 
 use crate::decide::End;
+use crate::row::TakenRow;
 
-/// The layer that a redelivery has reached.
+/// What a redelivery has met.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Report {
     /// No layer of this inbox.
@@ -35,16 +36,11 @@ struct Inner {
 }
 
 impl Ticket {
-    pub(crate) fn new(
-        inbox: usize,
-        namespace: &str,
-        keys: &str,
-        verified: Option<&str>,
-    ) -> (Self, watch::Receiver<Report>) {
+    pub(crate) fn new(inbox: usize, row: &TakenRow) -> (Self, watch::Receiver<Report>) {
         let (report, reported) = watch::channel(Report::Nothing);
-        let [namespace, keys] = [namespace, keys].map(str::to_owned);
-        let verified = verified.map(str::to_owned);
-        (Self(Arc::new(Inner { inbox, namespace, keys, verified, report })), reported)
+        let (namespace, keys) = (row.namespace.clone(), row.keys.clone());
+        let inner = Inner { inbox, namespace, keys, verified: row.verified.clone(), report };
+        (Self(Arc::new(inner)), reported)
     }
 
     /// Returns `true` if the row was stored after this verification.

@@ -32,8 +32,6 @@ pub(crate) struct Writer {
 /// What the task shares with its writer.
 struct Task {
     table: Arc<dyn Table>,
-    service: String,
-    turn: Duration,
     /// The table is not asked until then.
     paused_until: Mutex<Option<Instant>>,
 }
@@ -44,9 +42,8 @@ struct Waiting {
 }
 
 impl Writer {
-    pub(crate) fn new(table: &Arc<dyn Table>, service: &str, turn: Duration) -> Self {
-        let (table, service) = (Arc::clone(table), service.to_owned());
-        let task = Task { table, service, turn, paused_until: Mutex::default() };
+    pub(crate) fn new(table: &Arc<dyn Table>) -> Self {
+        let task = Task { table: Arc::clone(table), paused_until: Mutex::default() };
         Self { task: Arc::new(task), queue: Mutex::default() }
     }
 
@@ -97,7 +94,7 @@ impl Task {
         let is_large = batch.iter().map(|it| it.row.size()).sum::<usize>() > BYTES;
         let (rows, replies): (Vec<_>, Vec<_>) =
             batch.into_iter().map(|it| (it.row, it.reply)).unzip();
-        let error = match self.table.store(&self.service, self.turn, &rows).await {
+        let error = match self.table.store(&rows).await {
             Ok(stored) => {
                 for (reply, stored) in replies.into_iter().zip(stored) {
                     let _ = reply.send(Ok(stored));
@@ -110,7 +107,7 @@ impl Task {
             for (row, reply) in rows.iter().zip(replies) {
                 let row = std::slice::from_ref(row);
                 let left = end.saturating_duration_since(Instant::now());
-                let stored = timeout(left, self.table.store(&self.service, self.turn, row)).await;
+                let stored = timeout(left, self.table.store(row)).await;
                 let stored = match stored {
                     Ok(Ok(stored)) => stored.first().copied().ok_or(NotStored::TimedOut),
                     Ok(Err(error)) => Err(NotStored::Failed(Arc::new(error))),

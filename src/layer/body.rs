@@ -281,8 +281,15 @@ where
     }
 }
 
-/// Returns `TooLarge` if a limit of an outer layer caused the error.
+impl std::error::Error for BodyFault {}
+
+/// Returns the fault that a layer around this one has found, and `TooLarge` if a limit of an outer
+/// layer caused the error.
 fn fault(error: BoxError) -> BodyFault {
+    let error = match error.downcast() {
+        Ok(fault) => return *fault,
+        Err(error) => error,
+    };
     let mut next: Option<&(dyn std::error::Error + 'static)> = Some(&*error);
     while let Some(cause) = next {
         if cause.is::<LengthLimitError>() {

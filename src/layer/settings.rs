@@ -1,14 +1,20 @@
 //! [`DedupSettings`]: what a layer around a [`DedupLayer`] has to know of it.
 
 use std::fmt;
+use std::future::poll_fn;
+use std::pin::pin;
 use std::time::Duration;
 
+use bytes::Bytes;
 use http::{HeaderName, Method};
+use http_body::Body;
 
+use super::body::Collect;
 use super::builder::DedupLayer;
 use super::config::Config;
 use super::policy::OnUnavailable;
 use super::request::caught;
+use crate::error::BoxError;
 use crate::key::{Extracted, Keys, RequestRef};
 
 /// The settings of a [`DedupLayer`], for a layer around it that has to agree with it, such as one
@@ -74,16 +80,19 @@ impl<'l> DedupSettings<'l> {
         self.0.deduplicates(method)
     }
 
-    /// Returns the longest body, in bytes.
-    #[must_use]
-    pub fn body_limit(&self) -> usize {
-        self.0.body_limit
-    }
-
-    /// Returns how long a body may take to arrive.
-    #[must_use]
-    pub fn body_timeout(&self) -> Duration {
-        self.0.body_timeout
+    /// Buffers a request's body within the bounds of the layer.
+    ///
+    /// # Errors
+    ///
+    /// The body is too large, too slow or broken. The layer refuses a body that ends in this error
+    /// as it refuses a body of that fault.
+    pub async fn collect<R>(&self, body: R) -> Result<Bytes, BoxError>
+    where
+        R: Body<Data = Bytes>,
+        R::Error: Into<BoxError>,
+    {
+        let mut body = pin!(Collect::new(body, self.0.body_limit, self.0.body_timeout));
+        Ok(poll_fn(|cx| body.as_mut().poll(cx)).await?)
     }
 
     /// Returns the header in which the layer's own answers say why.

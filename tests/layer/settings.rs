@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderValue, Method, Request, StatusCode};
+use http_body_util::Full;
 use tokio::time::timeout;
 use tower::Layer;
 use tower_dedup::adapter::MemoryAdapter;
@@ -162,8 +163,9 @@ fn keys(layer: &DedupLayer, request: Request<()>) -> Option<Keys> {
     layer.settings().keys(&RequestRef::new(&request.into_parts().0, &Bytes::new()))
 }
 
-#[test]
-fn layer_outside_reads_the_settings() {
+#[tokio::test]
+async fn layer_outside_reads_the_settings() {
+    let zeros = |bytes: usize| Full::<Bytes>::from(vec![0; bytes]);
     let preset = DedupLayer::new(provider::GITHUB, MemoryAdapter::new());
     let day = Duration::from_secs(86_400);
     let settings = preset.settings();
@@ -185,14 +187,13 @@ fn layer_outside_reads_the_settings() {
     }
     assert_eq!(settings.retention(), (30 * day).max(settings.retention_floor().unwrap()));
     assert!(settings.deduplicates(&Method::POST) && !settings.deduplicates(&Method::GET));
-    assert!(settings.body_limit() >= 25 << 20, "GitHub sends 25 MB");
+    assert!(settings.collect(zeros(25 << 20)).await.is_ok(), "GitHub sends 25 MB");
     assert_eq!(settings.result_header().unwrap(), "x-dedup-result");
     assert!(!settings.requires_verified() && !settings.replays() && !settings.is_of_clients());
 
     let own = layer()
         .methods([Method::GET])
         .retention(day)
-        .body_timeout(Duration::from_secs(7))
         .body_limit(9)
         .on_unavailable(OnUnavailable::FailOpen)
         .replay(Replay::new())
@@ -201,7 +202,8 @@ fn layer_outside_reads_the_settings() {
     let settings = own.settings();
     assert_eq!((settings.retention(), settings.retention_floor()), (day, None));
     assert!(settings.deduplicates(&Method::HEAD) && !settings.deduplicates(&Method::POST));
-    assert_eq!((settings.body_limit(), settings.body_timeout().as_secs()), (9, 7));
+    assert_eq!(settings.collect(zeros(9)).await.unwrap().len(), 9);
+    assert!(settings.collect(zeros(10)).await.is_err());
     assert_eq!(settings.on_unavailable(), OnUnavailable::FailOpen);
     assert!(settings.replays() && settings.requires_verified());
     assert_eq!(settings.result_header(), None);

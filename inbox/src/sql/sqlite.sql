@@ -24,7 +24,7 @@ CREATE TABLE IF NOT EXISTS {table} (
   last TEXT,
   bytes INTEGER NOT NULL GENERATED ALWAYS AS (length(headers) + length(body)) STORED
 ) STRICT;
-CREATE INDEX IF NOT EXISTS {table}_due ON {table} (service, namespace, due, received, bytes)
+CREATE INDEX IF NOT EXISTS "{index}_due" ON {table} (service, namespace, due, received, bytes)
   WHERE due IS NOT NULL;
-CREATE INDEX IF NOT EXISTS {table}_parked ON {table} (service, namespace, parked, received, bytes)
+CREATE INDEX IF NOT EXISTS "{index}_parked" ON {table} (service, namespace, parked, received, bytes)
   WHERE parked IS NOT NULL;

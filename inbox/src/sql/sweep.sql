@@ -15,4 +15,4 @@ deleted AS (
           SELECT seq FROM {table} WHERE parked = 'refused' ORDER BY seq DESC OFFSET 10000 LIMIT 1)))
     LIMIT 1000 FOR UPDATE SKIP LOCKED))
   RETURNING service, namespace, NULL::text AS parked)
-SELECT service, namespace, parked, count(*) FROM (TABLE expired UNION ALL TABLE deleted) AS e GROUP BY 1, 2, 3
+TABLE expired UNION ALL TABLE deleted

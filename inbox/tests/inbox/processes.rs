@@ -6,18 +6,18 @@ use std::time::Duration;
 
 use axum::Router;
 use tokio::runtime::Builder;
-use tower_dedup_inbox::{Parked, Selection};
+use tower_dedup_inbox::{Inbox, Parked, Selection};
 
 use crate::world::{Place, SHORT, World, on_each, request, send, stored};
 
 on_each! {
     client_that_hangs_up_stops_no_delivery
-    row_of_a_dead_process_runs
-    last_death_parks
+    row_of_a_dead_process_runs_and_parks_at_last
     reply_that_was_lost_lapses
     stop_waits_for_runs_and_gives_back_the_rest
     drain_waits_for_deliveries
     two_processes_run_each_event_once
+    processes_that_start_at_once_make_one_table
 }
 
 async fn client_that_hangs_up_stops_no_delivery(place: Place) {
@@ -45,32 +45,30 @@ async fn client_that_hangs_up_stops_no_delivery(place: Place) {
 }
 
 /// Runs a delivery in a process of its own, which dies in the handler.
-async fn die_in_the_handler(world: &World) {
+async fn die_in_the_handler(world: &World, id: &'static str) {
+    let earlier = world.runs().len();
     world.plan([60_000]);
     let process = world.process(|inbox| inbox);
     let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     runtime.spawn(async move {
         let process = process.await;
-        send(&process.router(), request("a", "1")).await
+        send(&process.router(), request(id, "1")).await
     });
-    world.until_runs(1).await;
+    world.until_runs(earlier + 1).await;
     runtime.shutdown_background();
 }
 
-async fn row_of_a_dead_process_runs(place: Place) {
+async fn row_of_a_dead_process_runs_and_parks_at_last(place: Place) {
     let world = World::new(place).await;
-    die_in_the_handler(&world).await;
+    die_in_the_handler(&world, "a").await;
     let row = &world.rows().await[0];
     assert!(row.is_running && !row.answered);
-    let _running = world.start(world.router());
+    let running = world.start(world.router());
     let rows = world.until(|rows| rows[0].deaths == 1).await;
     assert_eq!((rows[0].attempts, rows[0].is_running), (1, false));
     world.until_done(&["a"]).await;
-}
-
-async fn last_death_parks(place: Place) {
-    let world = World::new(place).await;
-    die_in_the_handler(&world).await;
+    drop(running);
+    die_in_the_handler(&world, "b").await;
     let last = "UPDATE webhook_inbox SET attempts = 3";
     world.sql(last, last).await;
     let _running = world.start(world.router());
@@ -160,4 +158,24 @@ async fn two_processes_run_each_event_once(place: Place) {
     effects.dedup();
     assert_eq!((total, effects.len()), (EVENTS, EVENTS));
     assert!(acknowledged.load(Ordering::SeqCst) >= 7 * EVENTS);
+}
+
+async fn processes_that_start_at_once_make_one_table(place: Place) {
+    for n in 0..3 {
+        let name = format!("inbox_{n}");
+        let world = World::new(place).await;
+        let processes = (0..8).map(|_| world.process(|inbox| inbox.table(&name)));
+        let processes = futures_util::future::join_all(processes).await;
+        let fresh = tempfile::tempdir().unwrap();
+        let started = processes.iter().map(|process| {
+            let inbox = match place {
+                Place::Postgres => process.inbox.clone(),
+                Place::Sqlite => Inbox::sqlite(fresh.path().join("inbox.db"), "shop"),
+            };
+            tokio::spawn(async move { inbox.migrate().await })
+        });
+        for started in started.collect::<Vec<_>>() {
+            started.await.unwrap().unwrap();
+        }
+    }
 }

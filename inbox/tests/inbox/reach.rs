@@ -1,52 +1,14 @@
-//! What a redelivery meets on its way from the table to its layer.
+//! Large bodies, on their way from the table to their runs.
 
-use std::convert::Infallible;
-use std::future::Future;
-use std::pin::pin;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use axum::body::Body;
-use http::{Request, Response};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-use tower_dedup_inbox::{Inbox, Parked};
+use tower_dedup_inbox::Inbox;
 
-use crate::world::{Place, SHORT, World, on_each, one, request, send, stored};
+use crate::world::{Place, SHORT, World, one, request, send, stored};
 use support::proxy::through;
-
-on_each! {
-    handler_without_the_inbox_is_awaited_and_not_polled_without_end
-}
-
-async fn handler_without_the_inbox_is_awaited_and_not_polled_without_end(place: Place) {
-    let world = World::new(place).await;
-    world.plan([500]);
-    assert_eq!(send(&world.router(), request("a", "1")).await, stored());
-    let polls = Arc::new(AtomicUsize::new(0));
-    let counted = Arc::clone(&polls);
-    let without = tower::service_fn(move |request: Request<http_body_util::Full<bytes::Bytes>>| {
-        // With its mark.
-        drop(request);
-        let polls = Arc::clone(&counted);
-        async move {
-            let mut handler = pin!(tokio::time::sleep(Duration::from_millis(500)));
-            std::future::poll_fn(|cx| {
-                polls.fetch_add(1, Ordering::Relaxed);
-                handler.as_mut().poll(cx)
-            })
-            .await;
-            Ok::<_, Infallible>(Response::new(Body::empty()))
-        }
-    });
-    let running = world.start(without);
-    assert_eq!(world.until_parked().await, [Parked::Misrouted]);
-    let polls = polls.load(Ordering::Relaxed);
-    assert!(polls < 100, "{polls} polls of a handler that sleeps once");
-    drop(running);
-}
 
 /// Returns the port of a proxy that passes 8 MB of replies a second.
 async fn slow_replies(server: u16) -> u16 {
@@ -72,38 +34,40 @@ async fn slow_replies(server: u16) -> u16 {
     port
 }
 
-/// The reply to a take of all rows would take longer than the call may.
+/// The reply to a take of all rows would take longer than the call may: a few large ones, or many.
 #[tokio::test]
 async fn large_bodies_are_taken_a_few_at_a_time() {
-    const ROWS: usize = 8;
-    let mut world = World::new(Place::Postgres).await;
-    world.plan([500; 100]);
-    let direct: PgConnectOptions = world.url.parse().unwrap();
-    let port = slow_replies(direct.get_port()).await;
-    let pool = PgPoolOptions::new().connect_lazy_with(through(port, direct));
-    world.inbox = Inbox::postgres(pool, "shop").delays([SHORT; 3]).turn(Duration::from_secs(2));
-    let app = world.router_of(world.dedup(one()).body_limit(3_000_000));
-    let body = "x".repeat(3_000_000);
-    // On a busy machine, a delivery may go without a row: the table has a bound of 1 s for it.
-    let mut sent = 0;
-    while world.rows().await.len() < ROWS {
-        assert!(sent < 50, "{:?}", world.rows().await);
-        if send(&app, request(&sent.to_string(), &body)).await != stored() {
-            tokio::time::sleep(Duration::from_secs(5)).await;
+    for (bytes, rows) in [(5_000_000, 8), (250_000, 100)] {
+        let mut world = World::new(Place::Postgres).await;
+        world.plan(vec![500; 2 * rows]);
+        let direct: PgConnectOptions = world.url.parse().unwrap();
+        let port = slow_replies(direct.get_port()).await;
+        let pool = PgPoolOptions::new().connect_lazy_with(through(port, direct));
+        let inbox = Inbox::postgres(pool, "shop").delays([SHORT; 3]).slots(rows);
+        world.inbox = inbox.turn(Duration::from_secs(4));
+        let app = world.router_of(world.dedup(one()).body_limit(bytes));
+        let body = "x".repeat(bytes);
+        // On a busy machine, a delivery may go without a row: the table has a bound of 1 s for it.
+        let mut sent = 0;
+        while world.rows().await.len() < rows {
+            assert!(sent < 2 * rows, "{:?}", world.rows().await);
+            if send(&app, request(&sent.to_string(), &body)).await != stored() {
+                tokio::time::sleep(Duration::from_secs(5)).await;
+            }
+            sent += 1;
         }
-        sent += 1;
+        world.app.plan.lock().unwrap().clear();
+        tokio::time::sleep(2 * SHORT).await;
+        let running = world.start(app);
+        support::until(|| world.runs().len() >= sent + rows).await;
+        while let rows = world.rows().await
+            && !rows.is_empty()
+        {
+            // A delivery that gave up on its row may have left one, which lapses once.
+            assert!(rows.iter().all(|row| row.deaths <= 1 && row.parked.is_none()), "{rows:#?}");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        assert!(world.effects().await.len() >= rows);
+        drop(running);
     }
-    world.app.plan.lock().unwrap().clear();
-    tokio::time::sleep(2 * SHORT).await;
-    let running = world.start(app);
-    support::until(|| world.runs().len() >= sent + ROWS).await;
-    while let rows = world.rows().await
-        && !rows.is_empty()
-    {
-        // A delivery that gave up on its row may have left one, which lapses once.
-        assert!(rows.iter().all(|row| row.deaths <= 1 && row.parked.is_none()), "{rows:#?}");
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-    assert!(world.effects().await.len() >= ROWS);
-    drop(running);
 }

@@ -1,10 +1,18 @@
 //! How a redelivery finds its route, its layer, and its process.
 
+use std::convert::Infallible;
+use std::future::Future;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use axum::Router;
+use axum::body::Body;
 use axum::routing::post;
-use http::StatusCode;
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body_util::Full;
 use tower_dedup::{Mode, key};
 use tower_dedup_inbox::{Inbox, Parked, Selection};
 
@@ -35,16 +43,6 @@ async fn nested_route_gets_its_original_target(place: Place) {
     assert_eq!(world.app.seen.lock().unwrap().0, "/api/t%201/hook?x=1&y=%20");
 }
 
-/// Returns an application without the inbox, whose `/hook` answers with this status after a while.
-fn without_inbox(status: u16) -> Router {
-    let status = StatusCode::from_u16(status).unwrap();
-    let answer = move || async move {
-        tokio::time::sleep(Duration::from_millis(100)).await;
-        status
-    };
-    Router::new().route("/hook", post(answer))
-}
-
 async fn route_that_is_gone_is_tried_again_and_parked(place: Place) {
     let world = World::new(place).await;
     world.plan([500]);
@@ -59,17 +57,37 @@ async fn route_that_is_gone_is_tried_again_and_parked(place: Place) {
     world.until_done(&["a"]).await;
 }
 
+/// It is awaited, and not polled without end, with the mark or without.
 async fn handler_without_the_inbox_runs_once_and_parks(place: Place) {
     // 503 says that no handler ran.
     for (status, runs_again) in [(200, false), (500, false), (422, false), (503, true)] {
         let world = World::new(place).await;
         world.plan([500]);
         assert_eq!(send(&world.router(), request("a", "1")).await, stored());
-        let _running = world.start(without_inbox(status));
+        let polls = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&polls);
+        let without = tower::service_fn(move |request: Request<Full<Bytes>>| {
+            let marked = (status != 200).then_some(request);
+            let polls = Arc::clone(&counted);
+            async move {
+                let mut handler = pin!(tokio::time::sleep(Duration::from_millis(300)));
+                std::future::poll_fn(|cx| {
+                    polls.fetch_add(1, Ordering::Relaxed);
+                    handler.as_mut().poll(cx)
+                })
+                .await;
+                drop(marked);
+                let response = Response::builder().status(status);
+                Ok::<_, Infallible>(response.body(Body::empty()).unwrap())
+            }
+        });
+        let _running = world.start(without);
         let last = |text: &Option<String>| text.as_ref().is_some_and(|it| it.contains("misrouted"));
         let rows = world.until(|rows| last(&rows[0].last)).await;
         let parked = (!runs_again).then_some(Parked::Misrouted);
         assert_eq!(rows[0].parked, parked, "{status}");
+        let polls = polls.load(Ordering::Relaxed);
+        assert!(polls < 100, "{polls} polls of a handler that sleeps once");
     }
 }
 

@@ -88,10 +88,11 @@ async fn files_and_names(place: Place) {
         let error = set(world.inbox.clone()).checked().err().map(|it| it.to_string());
         error.unwrap_or_default()
     };
-    let cases: [(Set, &str); 8] = [
+    let cases: [(Set, &str); 9] = [
         (|it| it.delays([]), "`delays`"),
         (|it| it.delays([Duration::from_secs(15 * 86_400)]), "`delays`"),
         (|it| it.slots(0), "`slots`"),
+        (|it| it.slots(10_001), "`slots`"),
         (|it| it.turn(Duration::from_millis(10)), "`turn`"),
         (|it| it.max_waiting(0), "`max_waiting`"),
         (|it| it.table("a-b"), "`table`"),
@@ -101,13 +102,13 @@ async fn files_and_names(place: Place) {
     for (set, text) in cases {
         assert!(inbox(set).await.starts_with(text), "{text}");
     }
-    if place == Place::Postgres {
-        let world = World::with(place, |inbox| inbox.table("public.Other_1")).await;
+    for name in ["order", "public.Other_1"] {
+        let world = World::with(place, |inbox| inbox.table(name)).await;
         drop(world.inbox.count().await.unwrap());
+    }
+    if place == Place::Postgres {
         return;
     }
-    let schema = inbox(|it| it.table("main.inbox")).await;
-    assert!(schema.contains("schema"), "{schema}");
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("keys.db");
     let url = format!("sqlite://{}?mode=rwc", file.display());
