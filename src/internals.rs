@@ -4,10 +4,10 @@
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 use std::sync::Arc;
 
+#[cfg(feature = "postgres")]
+use crate::adapter::PostgresOptions;
 #[cfg(any(feature = "postgres", feature = "redis", feature = "sqlite"))]
 use crate::adapter::contract::StoredResponse;
-#[cfg(feature = "postgres")]
-use crate::adapter::{PostgresAdapter, PostgresOptions};
 #[cfg(feature = "sqlite")]
 use crate::adapter::{SqliteAdapter, SqliteOptions};
 #[cfg(any(feature = "postgres", feature = "redis", feature = "sqlite"))]
@@ -18,10 +18,6 @@ use crate::error::StoreError;
 pub fn in_one_line(error: &(dyn std::error::Error + 'static)) -> String {
     crate::observe::records::chain(error)
 }
-
-/// The version of the table that `migrate` makes, as the version table stores it.
-#[cfg(feature = "postgres")]
-pub const POSTGRES_SCHEMA_VERSION: i32 = PostgresAdapter::SCHEMA_VERSION;
 
 /// The version of the table that `migrate` makes, as the version table stores it.
 #[cfg(feature = "sqlite")]
@@ -122,7 +118,9 @@ pub async fn purge(
 /// Returns the statements of the adapter by the names of their files, for tests of their plans.
 #[cfg(all(feature = "postgres", feature = "testing"))]
 #[must_use]
-pub fn postgres_statements(adapter: &PostgresAdapter) -> Vec<(&'static str, Arc<str>)> {
+pub fn postgres_statements(
+    adapter: &crate::adapter::PostgresAdapter,
+) -> Vec<(&'static str, Arc<str>)> {
     adapter.statements()
 }
 

@@ -5,10 +5,10 @@ use std::time::Duration;
 use serde_json::json;
 use tower_dedup::adapter::maintenance::MaintenanceAdapter;
 
-use crate::failure::Failure;
+use crate::failure::{Failure, OLD_TABLE};
 use crate::options::Migrate;
 use crate::output::{Output, write, write_json};
-use crate::store::{Access, TableState, Target};
+use crate::store::{Access, Target};
 
 const WITHOUT_TABLE: &str = "a Redis store has no table: there is nothing to make";
 
@@ -29,23 +29,20 @@ pub(crate) async fn migrate(
     options: &Migrate,
     output: Output,
 ) -> Result<bool, Failure> {
-    let mut state = target.table_state().await?;
-    let changed = !options.check && state != TableState::Current;
-    if changed {
-        target.migrate().await?;
-        state = TableState::Current;
-    }
-    let note = match state {
-        TableState::Missing => "the table is missing: run `tower-dedup migrate`",
-        TableState::Older => "the table is older: run `tower-dedup migrate`",
-        TableState::Current if changed => "the table is made",
-        TableState::Current if matches!(target, Target::Redis(_)) => WITHOUT_TABLE,
-        TableState::Current => "the table is current",
+    let (state, note) = match target.read_table().await {
+        Ok(()) if matches!(target, Target::Redis(_)) => ("current", WITHOUT_TABLE.to_owned()),
+        Ok(()) => ("current", "the table is current".to_owned()),
+        Err(failure) if !failure.needs_migration() => return Err(failure),
+        Err(_) if !options.check => {
+            target.migrate().await?;
+            target.read_table().await?;
+            ("made", "the table is made".to_owned())
+        }
+        Err(Failure { message, .. }) if message == OLD_TABLE => ("older", message),
+        Err(Failure { message, .. }) => ("missing", message),
     };
-    let (json_state, changed) = (json!(state), changed.into());
-    let migration = [("state", json_state), ("changed", changed), ("note", note.into())];
-    output.print(&migration.into())?;
-    Ok(state == TableState::Current)
+    output.print(&[("state", state.into()), ("note", note.into())].into())?;
+    Ok(!["missing", "older"].contains(&state))
 }
 
 pub(crate) async fn stats(target: &Target, output: Output) -> Result<bool, Failure> {
