@@ -19,10 +19,6 @@ pub fn in_one_line(error: &(dyn std::error::Error + 'static)) -> String {
     crate::observe::records::chain(error)
 }
 
-/// The version of the table that `migrate` makes, as the version table stores it.
-#[cfg(feature = "sqlite")]
-pub const SQLITE_SCHEMA_VERSION: i64 = SqliteAdapter::SCHEMA_VERSION;
-
 /// Returns the schema, if it is set, and the table.
 #[cfg(feature = "postgres")]
 #[must_use]
@@ -30,11 +26,14 @@ pub fn postgres_table(options: &PostgresOptions) -> (Option<&str>, &str) {
     (options.schema.as_deref(), &options.sql.table)
 }
 
-/// Returns the table.
+/// Returns `true` if the file has the table of this version. Makes nothing.
+///
+/// # Errors
+///
+/// The file cannot be read.
 #[cfg(feature = "sqlite")]
-#[must_use]
-pub fn sqlite_table(options: &SqliteOptions) -> &str {
-    &options.sql.table
+pub async fn has_sqlite_table(adapter: &SqliteAdapter) -> Result<bool, StoreError> {
+    adapter.has_table().await
 }
 
 /// Sends a command without a key, such as `INFO`, to every primary, all at once. Returns the

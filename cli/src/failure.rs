@@ -10,8 +10,8 @@ use tower_dedup_inbox::InboxError;
 
 /// The end of each message that a migration helps.
 pub(crate) const MIGRATE: &str = ": run `tower-dedup migrate`";
-pub(crate) const NO_TABLE: &str = "the store has no table: run `tower-dedup migrate`";
-pub(crate) const OLD_TABLE: &str = "the table is of an older version: run `tower-dedup migrate`";
+pub(crate) const NO_TABLE: &str =
+    "the store has no table of this version: run `tower-dedup migrate`";
 
 pub(crate) const NO_INBOX: &str =
     "the database has no table of an inbox by this name: the service makes it by `Inbox::migrate`";
@@ -56,13 +56,12 @@ impl Failure {
 impl From<StoreError> for Failure {
     fn from(error: StoreError) -> Self {
         let cause = error.source().and_then(|source| source.downcast_ref::<sqlx::Error>());
-        if cause.is_some_and(is_without_table) {
+        let is_older = error.to_string().starts_with("the Postgres schema is of an older version");
+        if is_older || cause.is_some_and(is_without_table) {
             return Self::new(REFUSED, NO_TABLE);
         }
-        if error.to_string().starts_with("the Postgres schema is of an older version") {
-            return Self::new(REFUSED, OLD_TABLE);
-        }
         let code = match error.kind() {
+            StoreErrorKind::Unavailable if cause.is_some_and(is_damage) => REFUSED,
             StoreErrorKind::Unavailable | StoreErrorKind::Timeout | StoreErrorKind::Overloaded => {
                 UNAVAILABLE
             }
@@ -96,6 +95,12 @@ impl From<InboxError> for Failure {
             Err(error) => Self::new(REFUSED, error),
         }
     }
+}
+
+/// Returns `true` for the results `SQLITE_NOTADB` and `SQLITE_CORRUPT`.
+fn is_damage(error: &sqlx::Error) -> bool {
+    const MESSAGES: [&str; 2] = ["file is not a database", "database disk image is malformed"];
+    error.as_database_error().is_some_and(|reply| MESSAGES.contains(&reply.message()))
 }
 
 /// Returns `true` if a table of Postgres was dropped.

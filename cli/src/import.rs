@@ -20,7 +20,7 @@ use crate::failure::Failure;
 use crate::lines::Lines;
 use crate::options::Import;
 use crate::output::Output;
-use crate::store::{Access, Target};
+use crate::store::Target;
 
 /// How many lines are read before their keys are sent.
 const PART: usize = 16_384;
@@ -59,7 +59,7 @@ pub(crate) async fn import(
             input.counts.claim(store, input.retention, part).await?;
         }
     };
-    if let Err(mut failure) = target.with(Access::Write, import).await {
+    if let Err(mut failure) = target.with(import).await {
         let Counts { imported, .. } = input.counts;
         failure.message += &format!(" ({imported} are imported: run the command again)");
         return Err(failure);

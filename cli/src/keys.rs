@@ -13,7 +13,7 @@ use tower_dedup::adapter::maintenance::{
 use crate::failure::Failure;
 use crate::options::{Event, Forget, List};
 use crate::output::{Members, Output, confirm, table, tell, text, write};
-use crate::store::{Access, Target};
+use crate::store::Target;
 
 /// A row of the on-arrival ledger is complete before its handler runs, so the store does not see the run.
 const FORGET: &str = "If its layer is `on_arrival`, the event may still be running.\nForget this key? Its next \
@@ -88,7 +88,7 @@ fn members(
 pub(crate) async fn get(target: &Target, event: &Event, output: Output) -> Result<bool, Failure> {
     let key = event.key()?;
     let get = async |store: &dyn MaintenanceAdapter| Ok(store.get(&key).await?);
-    let entry = target.with(Access::Read, get).await?;
+    let entry = target.with(get).await?;
     if entry.is_none() && !output.json {
         for line in [MISSING, PART, UNSEEN] {
             tell(line);
@@ -130,7 +130,7 @@ pub(crate) async fn list(target: &Target, options: &List, output: Output) -> Res
             }
         }
     };
-    let is_complete = target.with(Access::Read, list).await?;
+    let is_complete = target.with(list).await?;
     if !output.json {
         let is_empty = rows.is_empty();
         rows.sort_by_key(|(first_seen_at, _)| Reverse(*first_seen_at));
@@ -177,7 +177,7 @@ pub(crate) async fn forget(
             _ => ("missing", MISSING),
         })
     };
-    let (result, note) = target.with(Access::Write, forget).await?;
+    let (result, note) = target.with(forget).await?;
     let outcome = [
         ("namespace", key.namespace().into()),
         ("id", output.id(&key).into()),

@@ -17,7 +17,7 @@ use crate::key::{Capture, find};
 use crate::lines::Lines;
 use crate::options::Missed;
 use crate::output::{Members, Output, row};
-use crate::store::{Access, Target};
+use crate::store::Target;
 
 /// How many keys are looked up at once.
 const PART: usize = 4_096;
@@ -72,7 +72,7 @@ pub(crate) async fn missed(
             }
         }
     };
-    target.with(Access::Read, look_up).await?;
+    target.with(look_up).await?;
     let counted = STATES.iter().zip(counts).map(|(state, count)| (state.replace('-', "_"), count));
     let counted: Vec<_> = counted.map(|(state, count)| (state, count.into())).collect();
     let ids = ("ids".to_owned(), counts.iter().sum::<u64>().into());

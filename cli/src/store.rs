@@ -19,7 +19,7 @@ use tower_dedup::sqlx::{self, AssertSqlSafe, ConnectOptions, Connection};
 use tower_dedup::{DedupKey, StoreError, internals};
 use tower_dedup_inbox::Inbox;
 
-use crate::failure::{Failure, MIGRATE, NO_INBOX, NO_TABLE, OLD_TABLE, REFUSED, within};
+use crate::failure::{Failure, MIGRATE, NO_INBOX, NO_TABLE, REFUSED, within};
 
 const CONNECTING: &str = "connecting to the store";
 
@@ -59,13 +59,6 @@ pub(crate) struct Redis {
     pub(crate) url: String,
     options: RedisOptions,
     pub(crate) timeout: Duration,
-}
-
-/// What a command does to the store.
-#[derive(Clone, Copy)]
-pub(crate) enum Access {
-    Read,
-    Write,
 }
 
 /// The facts of a Postgres server, by `sql/facts.sql`.
@@ -118,7 +111,6 @@ impl Target {
     /// Opens the store, whose table must exist, does this work, and closes the store.
     pub(crate) async fn with<T>(
         &self,
-        access: Access,
         work: impl AsyncFnOnce(&dyn MaintenanceAdapter) -> Result<T, Failure>,
     ) -> Result<T, Failure> {
         match self {
@@ -129,10 +121,18 @@ impl Target {
                 done
             }
             Self::Sqlite(sqlite) => {
-                sqlite.find_table().await?;
-                let pool = sqlite.pool(access);
+                if !sqlite.path().exists() {
+                    let message = format!("there is no file {}{MIGRATE}", sqlite.path().display());
+                    return Err(Failure::new(REFUSED, message));
+                }
+                let pool = sqlite.pool();
                 let adapter = sqlite.adapter(&pool);
-                let done = work(&adapter).await;
+                // A call would make it.
+                let done = match internals::has_sqlite_table(&adapter).await {
+                    Ok(true) => work(&adapter).await,
+                    Ok(false) => Err(Failure::new(REFUSED, NO_TABLE)),
+                    Err(error) => Err(error.into()),
+                };
                 adapter.close().await;
                 pool.close().await;
                 done
@@ -167,9 +167,10 @@ impl Target {
             Self::Sqlite(sqlite) => {
                 let inbox = Inbox::sqlite(sqlite.path(), SERVICE).table(table).checked()?;
                 let mut connection = sqlite.connect().await?;
-                let has_table = sqlite.has_table(&mut connection, table).await?;
+                let find = "SELECT 1 FROM sqlite_schema WHERE type = 'table' AND name = ?1";
+                let found = sqlx::query(find).bind(table).fetch_optional(&mut connection).await?;
                 connection.close().await?;
-                has_table.then_some(inbox).ok_or_else(|| Failure::new(REFUSED, NO_INBOX))
+                found.map(|_| inbox).ok_or_else(|| Failure::new(REFUSED, NO_INBOX))
             }
             Self::Redis(_) => {
                 Err(Failure::usage("an inbox is in a database of Postgres or SQLite"))
@@ -179,7 +180,7 @@ impl Target {
     }
 
     pub(crate) async fn stats(&self) -> Result<Stats, Failure> {
-        self.with(Access::Read, async |store| Ok(store.stats().await?)).await
+        self.with(async |store| Ok(store.stats().await?)).await
     }
 
     /// Reads the table as the service does, with every column. Returns why it cannot be read.
@@ -188,7 +189,7 @@ impl Target {
             return Err(Failure::own_store());
         }
         let key = DedupKey::new("tower-dedup.doctor", "table").expect("a key");
-        self.with(Access::Read, async |store| Ok(store.get(&key).await.map(drop)?)).await
+        self.with(async |store| Ok(store.get(&key).await.map(drop)?)).await
     }
 
     /// Makes the table, and the file of a SQLite store.
@@ -214,7 +215,7 @@ impl Target {
     pub(crate) fn schema_sql(&self) -> Result<Vec<String>, Failure> {
         match self {
             Self::Postgres(postgres) => Ok(postgres.adapter(&postgres.pool()).schema_sql()),
-            Self::Sqlite(sqlite) => Ok(sqlite.adapter(&sqlite.pool(Access::Write)).schema_sql()),
+            Self::Sqlite(sqlite) => Ok(sqlite.adapter(&sqlite.pool()).schema_sql()),
             Self::Redis(_) => Ok(Vec::new()),
             Self::Own(_) => Err(Failure::own_store()),
         }
@@ -315,20 +316,8 @@ impl Sqlite {
         self.connect.get_filename().to_owned()
     }
 
-    /// Returns how to open the file without changing its keys.
-    ///
-    /// The connection can write but for its `query_only`, if the file can be written: its close deletes the files `-wal` and
-    /// `-shm`, which a connection that cannot write would make and leave. Left by another user, they would stop the service.
-    fn for_reading(&self) -> SqliteConnectOptions {
-        self.connect.clone().pragma("query_only", "ON")
-    }
-
-    fn pool(&self, access: Access) -> SqlitePool {
-        let connect = match access {
-            Access::Read => self.for_reading(),
-            Access::Write => self.connect.clone(),
-        };
-        SqlitePoolOptions::new().max_connections(2).connect_lazy_with(connect)
+    fn pool(&self) -> SqlitePool {
+        SqlitePoolOptions::new().max_connections(2).connect_lazy_with(self.connect.clone())
     }
 
     /// Returns an adapter over a pool, because its own pool would set WAL mode.
@@ -336,46 +325,13 @@ impl Sqlite {
         SqliteAdapter::with_options(pool.clone(), self.options.clone())
     }
 
-    /// Opens a connection that does not write.
+    /// Opens a connection to a file that exists.
     pub(crate) async fn connect(&self) -> Result<SqliteConnection, Failure> {
         let path = self.path();
         if !path.exists() {
             return Err(Failure::new(REFUSED, format!("there is no file {}", path.display())));
         }
-        Ok(self.for_reading().connect().await?)
-    }
-
-    /// Returns an error unless the file has the table in the version of this program: the adapter would make it.
-    async fn find_table(&self) -> Result<(), Failure> {
-        let (path, table) = (self.path(), internals::sqlite_table(&self.options));
-        if !path.exists() {
-            return Err(Failure::new(
-                REFUSED,
-                format!("there is no file {}{MIGRATE}", path.display()),
-            ));
-        }
-        let mut connection = self.connect().await?;
-        if !self.has_table(&mut connection, table).await?
-            || !self.has_table(&mut connection, &format!("{table}_schema")).await?
-        {
-            return Err(Failure::new(REFUSED, NO_TABLE));
-        }
-        let version = format!("SELECT coalesce(max(version), 0) FROM \"{table}_schema\"");
-        let version = sqlx::query_scalar(AssertSqlSafe(version)).fetch_one(&mut connection);
-        let version: i64 = version.await?;
-        connection.close().await?;
-        let is_current = version >= internals::SQLITE_SCHEMA_VERSION;
-        is_current.then_some(()).ok_or_else(|| Failure::new(REFUSED, OLD_TABLE))
-    }
-
-    /// Looks for a table, which an adapter or an inbox would make.
-    async fn has_table(
-        &self,
-        connection: &mut SqliteConnection,
-        table: &str,
-    ) -> Result<bool, Failure> {
-        let found = sqlx::query("SELECT 1 FROM sqlite_schema WHERE type = 'table' AND name = ?1");
-        Ok(found.bind(table).fetch_optional(connection).await?.is_some())
+        Ok(self.connect.connect().await?)
     }
 
     /// Takes the lock of a statement that writes to the file, and gives it back. Fails after the timeout if another

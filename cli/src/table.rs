@@ -5,10 +5,10 @@ use std::time::Duration;
 use serde_json::json;
 use tower_dedup::adapter::maintenance::MaintenanceAdapter;
 
-use crate::failure::{Failure, OLD_TABLE};
+use crate::failure::Failure;
 use crate::options::Migrate;
 use crate::output::{Output, write, write_json};
-use crate::store::{Access, Target};
+use crate::store::Target;
 
 const WITHOUT_TABLE: &str = "a Redis store has no table: there is nothing to make";
 
@@ -38,11 +38,10 @@ pub(crate) async fn migrate(
             target.read_table().await?;
             ("made", "the table is made".to_owned())
         }
-        Err(Failure { message, .. }) if message == OLD_TABLE => ("older", message),
         Err(Failure { message, .. }) => ("missing", message),
     };
     output.print(&[("state", state.into()), ("note", note.into())].into())?;
-    Ok(!["missing", "older"].contains(&state))
+    Ok(state != "missing")
 }
 
 pub(crate) async fn stats(target: &Target, output: Output) -> Result<bool, Failure> {
@@ -84,6 +83,6 @@ pub(crate) async fn purge(
         let note = expires_keys.then_some("the store deletes expired keys by itself");
         Ok([("note", json!(note)), ("purged", json!(purged))])
     };
-    output.print(&target.with(Access::Write, purge).await?.into())?;
+    output.print(&target.with(purge).await?.into())?;
     Ok(true)
 }
