@@ -10,7 +10,6 @@ use std::cmp::Reverse;
 use std::collections::HashSet;
 use std::time::{Duration, SystemTime};
 
-use chrono::DateTime;
 use futures_util::{StreamExt, stream};
 use tower_dedup::adapter::contract::{CallTerms, ClaimReply, Token};
 use tower_dedup::adapter::maintenance::MaintenanceAdapter;
@@ -18,7 +17,7 @@ use tower_dedup::{DedupKey, provider};
 
 use crate::failure::Failure;
 use crate::lines::Lines;
-use crate::options::Import;
+use crate::options::{Import, time_of};
 use crate::output::Output;
 use crate::store::Target;
 
@@ -196,40 +195,9 @@ fn unescaped(column: &str) -> Result<String, &'static str> {
     Ok(text)
 }
 
-/// Reads a time of RFC 3339. As in the output of Postgres, a space may stand for the `T`, and an offset may have no
-/// minutes. A time without an offset is none.
-pub(crate) fn time_of(text: &str) -> Option<SystemTime> {
-    let text = text.replacen('T', " ", 1);
-    DateTime::parse_from_str(&text, "%Y-%m-%d %H:%M:%S%.f%#z").ok().map(SystemTime::from)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn time_has_an_offset_and_may_be_as_postgres_prints_it() {
-        let noon = SystemTime::UNIX_EPOCH + Duration::from_secs(1_769_860_800);
-        for (text, time) in [
-            ("2026-01-31T12:00:00Z", Some(noon)),
-            ("2026-01-31T12:00:00.000Z", Some(noon)),
-            ("2026-01-31 12:00:00.000000+00", Some(noon)),
-            ("2026-01-31T17:30:00+05:30", Some(noon)),
-            ("2026-01-31 17:30:00+0530", Some(noon)),
-            ("2026-01-31T03:00:00-09", Some(noon)),
-            ("", None),
-            ("2026-01-31", None),
-            ("2026-01-31T12:00:00", None),
-            ("2026-01-31 12:00:00+", None),
-            ("2026-02-30T12:00:00Z", None),
-            ("2026-01-31T12:00:00ZZ", None),
-            ("1769860800", None),
-            ("2026-01-31T12:00:00\u{20ac}Z", None),
-            ("infinity", None),
-        ] {
-            assert_eq!(time_of(text), time, "{text}");
-        }
-    }
 
     #[test]
     fn column_of_copy_is_decoded() {

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
+use chrono::DateTime;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand};
 use tower_dedup::DedupKey;
@@ -11,7 +12,6 @@ use tower_dedup::key::{self, KeyPart};
 use tower_dedup_inbox::Parked;
 
 use crate::failure::Failure;
-use crate::import::time_of;
 use crate::output::Output;
 
 const AFTER_HELP: &str = "\
@@ -327,6 +327,13 @@ pub(crate) fn time(text: &str) -> Result<Duration, String> {
     Ok(time)
 }
 
+/// Reads a time of RFC 3339. As in the output of Postgres, a space may stand for the `T`, and an offset may have no
+/// minutes. A time without an offset is none.
+pub(crate) fn time_of(text: &str) -> Option<SystemTime> {
+    let text = text.replacen('T', " ", 1);
+    DateTime::parse_from_str(&text, "%Y-%m-%d %H:%M:%S%.f%#z").ok().map(SystemTime::from)
+}
+
 /// Reads a point in time, or how long ago it was.
 fn time_or_ago(text: &str) -> Result<SystemTime, String> {
     let ago = || SystemTime::now().checked_sub(time(text).ok()?);
@@ -361,5 +368,29 @@ mod tests {
         }
         assert_eq!(timeout("24h"), Ok(Duration::from_secs(86_400)));
         assert!(timeout("25d").is_err() && timeout("0s").is_err());
+    }
+
+    #[test]
+    fn time_has_an_offset_and_may_be_as_postgres_prints_it() {
+        let noon = SystemTime::UNIX_EPOCH + Duration::from_secs(1_769_860_800);
+        for (text, time) in [
+            ("2026-01-31T12:00:00Z", Some(noon)),
+            ("2026-01-31T12:00:00.000Z", Some(noon)),
+            ("2026-01-31 12:00:00.000000+00", Some(noon)),
+            ("2026-01-31T17:30:00+05:30", Some(noon)),
+            ("2026-01-31 17:30:00+0530", Some(noon)),
+            ("2026-01-31T03:00:00-09", Some(noon)),
+            ("", None),
+            ("2026-01-31", None),
+            ("2026-01-31T12:00:00", None),
+            ("2026-01-31 12:00:00+", None),
+            ("2026-02-30T12:00:00Z", None),
+            ("2026-01-31T12:00:00ZZ", None),
+            ("1769860800", None),
+            ("2026-01-31T12:00:00\u{20ac}Z", None),
+            ("infinity", None),
+        ] {
+            assert_eq!(time_of(text), time, "{text}");
+        }
     }
 }
