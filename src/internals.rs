@@ -4,10 +4,10 @@
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 use std::sync::Arc;
 
+#[cfg(feature = "postgres")]
+use crate::adapter::PostgresOptions;
 #[cfg(any(feature = "postgres", feature = "redis", feature = "sqlite"))]
 use crate::adapter::contract::StoredResponse;
-#[cfg(feature = "postgres")]
-use crate::adapter::{PostgresAdapter, PostgresOptions};
 #[cfg(feature = "sqlite")]
 use crate::adapter::{SqliteAdapter, SqliteOptions};
 #[cfg(any(feature = "postgres", feature = "redis", feature = "sqlite"))]
@@ -19,14 +19,6 @@ pub fn in_one_line(error: &(dyn std::error::Error + 'static)) -> String {
     crate::observe::records::chain(error)
 }
 
-/// The version of the table that `migrate` makes, as the version table stores it.
-#[cfg(feature = "postgres")]
-pub const POSTGRES_SCHEMA_VERSION: i32 = PostgresAdapter::SCHEMA_VERSION;
-
-/// The version of the table that `migrate` makes, as the version table stores it.
-#[cfg(feature = "sqlite")]
-pub const SQLITE_SCHEMA_VERSION: i64 = SqliteAdapter::SCHEMA_VERSION;
-
 /// Returns the schema, if it is set, and the table.
 #[cfg(feature = "postgres")]
 #[must_use]
@@ -34,11 +26,14 @@ pub fn postgres_table(options: &PostgresOptions) -> (Option<&str>, &str) {
     (options.schema.as_deref(), &options.sql.table)
 }
 
-/// Returns the table.
+/// Returns `true` if the file has the table of this version. Makes nothing.
+///
+/// # Errors
+///
+/// The file cannot be read.
 #[cfg(feature = "sqlite")]
-#[must_use]
-pub fn sqlite_table(options: &SqliteOptions) -> &str {
-    &options.sql.table
+pub async fn has_sqlite_table(adapter: &SqliteAdapter) -> Result<bool, StoreError> {
+    adapter.has_table().await
 }
 
 /// Sends a command without a key, such as `INFO`, to every primary, all at once. Returns the
@@ -122,7 +117,9 @@ pub async fn purge(
 /// Returns the statements of the adapter by the names of their files, for tests of their plans.
 #[cfg(all(feature = "postgres", feature = "testing"))]
 #[must_use]
-pub fn postgres_statements(adapter: &PostgresAdapter) -> Vec<(&'static str, Arc<str>)> {
+pub fn postgres_statements(
+    adapter: &crate::adapter::PostgresAdapter,
+) -> Vec<(&'static str, Arc<str>)> {
     adapter.statements()
 }
 

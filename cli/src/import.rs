@@ -8,7 +8,6 @@
 use std::borrow::Cow;
 use std::cmp::Reverse;
 use std::collections::HashSet;
-use std::io;
 use std::time::{Duration, SystemTime};
 
 use futures_util::{StreamExt, stream};
@@ -18,9 +17,9 @@ use tower_dedup::{DedupKey, provider};
 
 use crate::failure::Failure;
 use crate::lines::Lines;
-use crate::options::Import;
+use crate::options::{Import, time_of};
 use crate::output::Output;
-use crate::store::{Access, Target};
+use crate::store::Target;
 
 /// How many lines are read before their keys are sent.
 const PART: usize = 16_384;
@@ -52,14 +51,14 @@ pub(crate) async fn import(
     let mut input = Input::new(options, output)?;
     let import = async |store: &dyn MaintenanceAdapter| {
         loop {
-            let part = input.part().map_err(Failure::usage)?;
+            let part = input.part()?;
             if part.is_empty() {
                 return Ok(());
             }
             input.counts.claim(store, input.retention, part).await?;
         }
     };
-    if let Err(mut failure) = target.with(Access::Write, import).await {
+    if let Err(mut failure) = target.with(import).await {
         let Counts { imported, .. } = input.counts;
         failure.message += &format!(" ({imported} are imported: run the command again)");
         return Err(failure);
@@ -123,7 +122,7 @@ impl<'a> Input<'a> {
 
     /// Reads the next lines. Returns their keys and times, the latest first: of an id with several times, the latest
     /// counts. Empty after the last line.
-    fn part(&mut self) -> io::Result<Vec<(DedupKey, SystemTime)>> {
+    fn part(&mut self) -> Result<Vec<(DedupKey, SystemTime)>, Failure> {
         let now = SystemTime::now();
         let mut part = Vec::new();
         while part.len() < PART {
@@ -196,69 +195,9 @@ fn unescaped(column: &str) -> Result<String, &'static str> {
     Ok(text)
 }
 
-/// Reads a time of RFC 3339. As in the output of Postgres, a space may stand for the `T`, and an offset may have no
-/// minutes. A time without an offset is none.
-pub(crate) fn time_of(text: &str) -> Option<SystemTime> {
-    const SECONDS: usize = "2026-01-31T12:00:00".len();
-
-    let at = text.rfind(['Z', '+', '-']).filter(|at| *at >= SECONDS)?;
-    let (time, offset) = text.split_at(at);
-    let time = humantime::parse_rfc3339_weak(time).ok().filter(|_| !time.ends_with('Z'))?;
-    if offset == "Z" {
-        return Some(time);
-    }
-    let (sign, digits) = offset.split_at(1);
-    let (hours, minutes) = match digits.len() {
-        2 => (digits, "0"),
-        4 => digits.split_at_checked(2)?,
-        _ => digits.split_once(':')?,
-    };
-    let (hours, minutes): (u64, u64) = (hours.parse().ok()?, minutes.parse().ok()?);
-    if hours >= 24 || minutes >= 60 {
-        return None;
-    }
-    let offset = Duration::from_secs((hours * 60 + minutes) * 60);
-    if sign == "+" { time.checked_sub(offset) } else { time.checked_add(offset) }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn time_has_an_offset_and_may_be_as_postgres_prints_it() {
-        let noon = SystemTime::UNIX_EPOCH + Duration::from_secs(1_769_860_800);
-        for text in [
-            "2026-01-31T12:00:00Z",
-            "2026-01-31T12:00:00.000Z",
-            "2026-01-31 12:00:00+00",
-            "2026-01-31 12:00:00.000000+00",
-            "2026-01-31T12:00:00+00:00",
-            "2026-01-31T17:30:00+05:30",
-            "2026-01-31 17:30:00+0530",
-            "2026-01-31T03:00:00-09",
-        ] {
-            assert_eq!(time_of(text), Some(noon), "{text}");
-        }
-        for text in [
-            "",
-            "Z",
-            "2026-01-31",
-            "2026-01-31T12:00:00",
-            "2026-01-31 12:00:00+",
-            "2026-01-31T12:00:00+0",
-            "2026-01-31T12:00:00+x:00",
-            "2026-02-30T12:00:00Z",
-            "2026-01-31T12:00:00ZZ",
-            "1769860800",
-            "\u{20ac}Z",
-            "2026-01-31T12:00:00\u{20ac}Z",
-            "2026-01-31T12:00:00+\u{20ac}x",
-            "infinity",
-        ] {
-            assert_eq!(time_of(text), None, "{text}");
-        }
-    }
 
     #[test]
     fn column_of_copy_is_decoded() {

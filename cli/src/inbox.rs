@@ -1,6 +1,7 @@
 //! `inbox`: the rows of an inbox's table. Rows are read in parts, and deleted in parts, each in a transaction of its own: so
 //! Ctrl-C is safe.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::OpenOptions;
 use std::io::Write;
 use std::iter;
@@ -11,10 +12,9 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 use tower_dedup::DedupKey;
-use tower_dedup_inbox::{Inbox, InboxError, Selection, ShownRequest, ShownRow};
+use tower_dedup_inbox::{Inbox, Selection, ShownRequest, ShownRow};
 
 use crate::failure::Failure;
-use crate::import::time_of;
 use crate::keys::utc;
 use crate::options::{self, InboxChange, InboxCommand, InboxList, InboxRows};
 use crate::output::{Members, Output, confirm, table, tell, text, write};
@@ -37,13 +37,14 @@ enum What {
     Drop,
 }
 
-/// What a change is about to meet.
+/// The rows that are about to be changed.
 #[derive(Default)]
-struct Counts {
+struct Found {
     rows: u64,
     running: u64,
-    /// When the last row of each portion, and of those before it, was received.
-    bounds: Vec<SystemTime>,
+    first: Vec<ShownRow>,
+    /// The rows as they are now: neither one that comes later, nor one that its sender delivers again.
+    parts: Vec<Selection>,
 }
 
 pub(crate) async fn run(
@@ -60,20 +61,14 @@ pub(crate) async fn run(
     }
 }
 
-fn selection(rows: &InboxRows) -> Result<Selection, Failure> {
-    let read = |text: &String| {
-        let ago = || SystemTime::now().checked_sub(options::time(text).ok()?);
-        let error =
-            || format!("--received-until {text:?} is no time like 2026-01-31T12:00:00Z or 7d");
-        time_of(text).or_else(ago).ok_or_else(|| Failure::usage(error()))
-    };
+fn selection(rows: &InboxRows) -> Selection {
     let mut selection = Selection::default();
     selection.service.clone_from(&rows.service);
     selection.namespace.clone_from(&rows.namespace);
     selection.id.clone_from(&rows.id);
     selection.parked = rows.parked;
-    selection.received_until = rows.received_until.as_ref().map(read).transpose()?;
-    Ok(selection)
+    selection.received_until = rows.received_until;
+    selection
 }
 
 fn state(row: &ShownRow) -> &'static str {
@@ -137,7 +132,7 @@ fn tabular(output: Output, rows: &[ShownRow]) -> String {
 }
 
 async fn list(inbox: &Inbox, options: &InboxList, output: Output) -> Result<bool, Failure> {
-    let selection = selection(&options.rows)?;
+    let selection = selection(&options.rows);
     let (mut after, mut left) = (options.after, options.limit as usize);
     let mut is_empty = true;
     loop {
@@ -213,12 +208,14 @@ async fn show(
 
 /// Returns a request in the form that `key` reads.
 fn captured(row: &ShownRow, request: &ShownRequest, with_body: bool) -> Members {
-    let lines = request.headers.lines().filter_map(|line| line.split_once(": "));
-    let headers = lines.map(|(name, value)| (name.to_owned(), value.into())).collect();
+    let mut headers = BTreeMap::<_, Vec<_>>::new();
+    for (name, value) in request.headers.lines().filter_map(|line| line.split_once(": ")) {
+        headers.entry(name).or_default().push(value);
+    }
     let mut members = vec![
         ("method".to_owned(), json!(row.method)),
         ("url".to_owned(), json!(row.target)),
-        ("headers".to_owned(), json!(Members(headers))),
+        ("headers".to_owned(), json!(headers)),
     ];
     if with_body {
         members.push(match str::from_utf8(&request.body) {
@@ -236,25 +233,33 @@ fn write_new(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
     #[cfg(unix)]
     std::os::unix::fs::OpenOptionsExt::mode(&mut open, 0o600);
     let written = open.open(path).and_then(|mut file| file.write_all(bytes));
-    written.map_err(|error| Failure::usage(format!("{}: {error}", path.display())))
+    written.map_err(|error| Failure::file(&path.display().to_string(), &error))
 }
 
-/// Calls `each` with the selected rows, portion by portion.
-async fn portions(
+/// Finds the rows of this selection.
+async fn find(
     inbox: &Inbox,
-    selections: &[Selection],
-    mut each: impl AsyncFnMut(Vec<ShownRow>) -> Result<(), InboxError>,
-) -> Result<(), InboxError> {
-    for selection in selections {
-        let mut after = 0;
-        loop {
-            let rows = inbox.list(selection, after, PORTION).await?;
-            let Some(last) = rows.last() else { break };
-            after = last.seq;
-            each(rows).await?;
+    what: What,
+    selection: &Selection,
+    found: &mut Found,
+) -> Result<(), Failure> {
+    let (mut after, mut until, parts) = (0, None, found.parts.len());
+    loop {
+        let rows = inbox.list(selection, after, PORTION).await?;
+        let Some(last) = rows.last() else { return Ok(()) };
+        after = last.seq;
+        until = rows.iter().map(|row| row.received).chain(until).max();
+        // One statement makes all rows due: those of a first part would be selected again.
+        if what == What::Retry {
+            found.parts.truncate(parts);
         }
+        let mut part = selection.clone();
+        part.received_until = until;
+        found.parts.push(part);
+        found.rows += rows.len() as u64;
+        found.running += rows.iter().filter(|row| row.is_running).count() as u64;
+        found.first.extend(rows.into_iter().take(SHOWN - found.first.len()));
     }
-    Ok(())
 }
 
 /// Returns `false` if a row was left as it is, or does not exist, or if the operator has declined.
@@ -264,55 +269,33 @@ async fn change(
     options: &InboxChange,
     output: Output,
 ) -> Result<bool, Failure> {
-    let selection = selection(&options.rows)?;
+    let mut selection = selection(&options.rows);
     if options.seqs.is_empty() && selection == Selection::default() {
         return Err(Failure::usage("name rows by their numbers, or select them by an option"));
     }
-    let mut selections = vec![selection.clone()];
-    if !options.seqs.is_empty() {
-        let mut seqs = options.seqs.clone();
-        seqs.sort_unstable();
-        seqs.dedup();
-        let one = |seq| {
-            let mut one = selection.clone();
-            one.seq = Some(seq);
-            one
-        };
-        selections = seqs.into_iter().map(one).collect();
+    let mut found = Found::default();
+    let seqs: BTreeSet<_> = options.seqs.iter().collect();
+    for seq in &seqs {
+        selection.seq = Some(**seq);
+        find(inbox, what, &selection, &mut found).await?;
     }
-    let (mut counts, mut shown) = (Counts::default(), Vec::new());
-    portions(inbox, &selections, async |rows| {
-        counts.rows += rows.len() as u64;
-        counts.running += rows.iter().filter(|row| row.is_running).count() as u64;
-        let last = rows.iter().map(|row| row.received).chain(counts.bounds.last().copied()).max();
-        counts.bounds.extend(last);
-        shown.extend(rows.into_iter().take(SHOWN - shown.len()));
-        Ok(())
-    })
-    .await?;
-    let asked = if options.seqs.is_empty() { counts.rows } else { selections.len() as u64 };
-    let confirmed = counts.rows == 0 || options.yes || {
-        tell(&tabular(output, &shown));
-        if counts.rows > shown.len() as u64 {
-            tell(&format!("and {} more", counts.rows - shown.len() as u64));
+    if seqs.is_empty() {
+        find(inbox, what, &selection, &mut found).await?;
+    }
+    let asked = found.rows.max(seqs.len() as u64);
+    let confirmed = found.rows == 0 || options.yes || {
+        tell(&tabular(output, &found.first));
+        if found.rows > SHOWN as u64 {
+            tell(&format!("and {} more", found.rows - SHOWN as u64));
         }
-        confirm(&question(what, &counts)).map_err(Failure::usage)?
+        confirm(&question(what, &found))?
     };
     let mut changed = 0;
-    if confirmed {
-        // Neither a row that has come since, nor one that its sender has delivered again. Rows are not retried in parts: those
-        // of the first part would be selected again.
-        let in_parts = what == What::Drop && options.seqs.is_empty();
-        let first = if in_parts { 0 } else { counts.bounds.len().saturating_sub(1) };
-        for selection in &mut selections {
-            for bound in &counts.bounds[first..] {
-                selection.received_until = Some(*bound);
-                changed += match what {
-                    What::Retry => inbox.retry(selection).await?,
-                    What::Drop => inbox.delete(selection).await?,
-                };
-            }
-        }
+    for part in found.parts.iter().filter(|_| confirmed) {
+        changed += match what {
+            What::Retry => inbox.retry(part).await?,
+            What::Drop => inbox.delete(part).await?,
+        };
     }
     let left = asked.saturating_sub(changed);
     let note = match what {
@@ -342,8 +325,7 @@ async fn change(
     Ok(confirmed && left == 0)
 }
 
-fn question(what: What, counts: &Counts) -> String {
-    let Counts { rows, running, .. } = counts;
+fn question(what: What, Found { rows, running, .. }: &Found) -> String {
     match what {
         What::Retry => format!("Make {rows} row(s) due now, with all their attempts?"),
         What::Drop => {

@@ -1,7 +1,8 @@
 //! `key`: the keys of a captured request. The guide's page `incidents` describes both forms.
 
+use std::collections::BTreeMap;
 use std::path::Path;
-use std::{fs, io};
+use std::{fs, io, slice};
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -9,20 +10,21 @@ use bytes::Bytes;
 use http::header::{HeaderName, HeaderValue};
 use http::{Method, Request, Uri, request};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use tower_dedup::BoxError;
 use tower_dedup::key::{Event, Extracted, RequestRef};
 use tower_dedup::provider::{self, Preset};
 
 use crate::failure::Failure;
 use crate::options::Key;
-use crate::output::{Members, write_json};
+use crate::output::write_json;
 
 /// A captured request.
 #[derive(Deserialize)]
 pub(crate) struct Capture {
     method: Option<String>,
     url: Option<String>,
-    headers: Option<Members>,
+    headers: Option<BTreeMap<String, Value>>,
     body_utf8: Option<String>,
     body_base64: Option<String>,
 }
@@ -95,10 +97,12 @@ impl Capture {
         let target = url.path_and_query().map_or("/", |target| target.as_str());
         let method = self.method.as_deref().unwrap_or("POST").parse::<Method>()?;
         let mut request = Request::builder().method(method).uri(target).body(())?;
-        for (name, value) in self.headers.into_iter().flat_map(|headers| headers.0) {
+        for (name, value) in self.headers.into_iter().flatten() {
             let name = name.parse::<HeaderName>()?;
-            let value = value.as_str().ok_or("the value of a header is no string")?;
-            request.headers_mut().append(name, HeaderValue::from_bytes(value.as_bytes())?);
+            for value in value.as_array().map_or(slice::from_ref(&value), Vec::as_slice) {
+                let value = value.as_str().ok_or("the value of a header is no string")?;
+                request.headers_mut().append(&name, HeaderValue::from_bytes(value.as_bytes())?);
+            }
         }
         let body = match (self.body_utf8, self.body_base64) {
             (Some(_), Some(_)) => {

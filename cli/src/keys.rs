@@ -13,7 +13,7 @@ use tower_dedup::adapter::maintenance::{
 use crate::failure::Failure;
 use crate::options::{Event, Forget, List};
 use crate::output::{Members, Output, confirm, table, tell, text, write};
-use crate::store::{Access, Target};
+use crate::store::Target;
 
 /// A row of the on-arrival ledger is complete before its handler runs, so the store does not see the run.
 const FORGET: &str = "If its layer is `on_arrival`, the event may still be running.\nForget this key? Its next \
@@ -23,6 +23,8 @@ const FORGET: &str = "If its layer is `on_arrival`, the event may still be runni
 const FORGOTTEN: &str =
     "the next delivery runs, unless a second identity is complete for another id";
 const MISSING: &str = "there is no such key";
+/// Without the id, which comes from outside: whoever copies the line gives it to a shell.
+const PART: &str = "to find an id by a part of it: tower-dedup list --id PART";
 /// The store has no row of these.
 const UNSEEN: &str = "a delivery that was refused, or answered 503 before its claim, leaves no key: search the \
                       service's log";
@@ -86,14 +88,11 @@ fn members(
 pub(crate) async fn get(target: &Target, event: &Event, output: Output) -> Result<bool, Failure> {
     let key = event.key()?;
     let get = async |store: &dyn MaintenanceAdapter| Ok(store.get(&key).await?);
-    let entry = target.with(Access::Read, get).await?;
+    let entry = target.with(get).await?;
     if entry.is_none() && !output.json {
-        tell(MISSING);
-        let (namespace, id) = (key.namespace(), if output.hash_ids { "PART" } else { key.id() });
-        tell(&format!(
-            "to find a longer id with this part: tower-dedup list --namespace {namespace} --id {id}"
-        ));
-        tell(UNSEEN);
+        for line in [MISSING, PART, UNSEEN] {
+            tell(line);
+        }
     } else {
         output.print(&members(output, &key, entry.as_ref(), None))?;
     }
@@ -131,7 +130,7 @@ pub(crate) async fn list(target: &Target, options: &List, output: Output) -> Res
             }
         }
     };
-    let is_complete = target.with(Access::Read, list).await?;
+    let is_complete = target.with(list).await?;
     if !output.json {
         let is_empty = rows.is_empty();
         rows.sort_by_key(|(first_seen_at, _)| Reverse(*first_seen_at));
@@ -168,7 +167,7 @@ pub(crate) async fn forget(
             let Some(entry) = store.get(&key).await? else { return Ok(("missing", MISSING)) };
             tell(&members(output, &key, Some(&entry), None).lines());
             // Without a reader of the question, nothing is forgotten.
-            if !confirm(FORGET).map_err(Failure::usage)? {
+            if !confirm(FORGET)? {
                 return Ok(("declined", "nothing was changed"));
             }
         }
@@ -178,7 +177,7 @@ pub(crate) async fn forget(
             _ => ("missing", MISSING),
         })
     };
-    let (result, note) = target.with(Access::Write, forget).await?;
+    let (result, note) = target.with(forget).await?;
     let outcome = [
         ("namespace", key.namespace().into()),
         ("id", output.id(&key).into()),

@@ -4,6 +4,7 @@ use std::io::{self, BufRead, Read, StdinLock};
 
 use serde_json::json;
 
+use crate::failure::Failure;
 use crate::output::{Output, tell};
 
 /// The longest line, in bytes: longer than an id that any layer takes.
@@ -25,9 +26,9 @@ impl Lines {
     }
 
     /// Returns the next line that is not empty, without its end. Returns `None` after the last line.
-    pub(crate) fn next_line(&mut self) -> io::Result<Option<String>> {
+    pub(crate) fn next_line(&mut self) -> Result<Option<String>, Failure> {
         let mut line = Vec::new();
-        while self.read(&mut line)? {
+        while self.read(&mut line).map_err(|error| Failure::file("stdin", &error))? {
             let text = match str::from_utf8(&line) {
                 _ if line.len() > LONGEST => Err("is longer than 1 MiB"),
                 Ok(text) => Ok(text.trim_end_matches(['\n', '\r', ' '])),

@@ -6,10 +6,10 @@
 //!    its answer is not whole.
 
 use bytes::Bytes;
-use http::{Request, request};
+use http::Request;
 use serde_json::Value;
 use tower_dedup::adapter::maintenance::{Entry, MaintenanceAdapter};
-use tower_dedup::key::{Extracted, RequestRef};
+use tower_dedup::key::{Extracted, KeyPart, RequestRef};
 use tower_dedup::{BoxError, DedupKey, KeyExtractor, StoreErrorKind};
 
 use crate::failure::Failure;
@@ -17,7 +17,7 @@ use crate::key::{Capture, find};
 use crate::lines::Lines;
 use crate::options::Missed;
 use crate::output::{Members, Output, row};
-use crate::store::{Access, Target};
+use crate::store::Target;
 
 /// How many keys are looked up at once.
 const PART: usize = 4_096;
@@ -30,15 +30,6 @@ const UNREADABLE: &str = "unreadable";
 /// What an event may be, in the order of the counts.
 const STATES: [&str; 6] = ["complete", "in-flight", "lapsed", "released", UNKNOWN, UNREADABLE];
 
-/// How a line names its events.
-enum Form {
-    Id,
-    /// The line is JSON that has the id.
-    Json(KeyExtractor),
-    /// The line is a captured request.
-    Request(KeyExtractor),
-}
-
 /// The name of an event.
 struct Name {
     /// As the list has it.
@@ -50,7 +41,10 @@ struct Name {
 struct Input<'a> {
     lines: Lines,
     namespace: &'a str,
-    form: Form,
+    /// Without them, a line is an id.
+    keys: Option<KeyExtractor>,
+    /// A line is a captured request, not a body.
+    is_captured: bool,
     output: Output,
 }
 
@@ -78,7 +72,7 @@ pub(crate) async fn missed(
             }
         }
     };
-    target.with(Access::Read, look_up).await?;
+    target.with(look_up).await?;
     let counted = STATES.iter().zip(counts).map(|(state, count)| (state.replace('-', "_"), count));
     let counted: Vec<_> = counted.map(|(state, count)| (state, count.into())).collect();
     let ids = ("ids".to_owned(), counts.iter().sum::<u64>().into());
@@ -134,25 +128,21 @@ impl<'a> Input<'a> {
     fn new(options: &'a Missed, output: Output) -> Result<Self, Failure> {
         let namespace = &*options.namespace;
         DedupKey::new(namespace, "id").map_err(Failure::usage)?;
-        let checked = |keys: KeyExtractor| keys.namespace(namespace).checked();
-        let form = match (&options.preset, options.id.iter().cloned().reduce(|a, b| a.and(b))) {
-            (Some(preset), _) => {
-                let preset = find(preset).map_err(Failure::usage)?;
-                Form::Request(checked(preset.extractor()).map_err(Failure::usage)?)
-            }
-            (None, Some(part)) => {
-                Form::Json(checked(part.namespace(namespace)).map_err(Failure::usage)?)
-            }
-            (None, None) => Form::Id,
+        let id = options.id.iter().cloned().reduce(KeyPart::and);
+        let keys = match &options.preset {
+            Some(preset) => Some(find(preset).map_err(Failure::usage)?.extractor()),
+            None => id.map(|id| id.namespace(namespace)),
         };
-        Ok(Self { lines: Lines::of_stdin(output), namespace, form, output })
+        let keys = keys.map(|keys| keys.namespace(namespace).checked()).transpose();
+        let (keys, is_captured) = (keys.map_err(Failure::usage)?, options.preset.is_some());
+        Ok(Self { lines: Lines::of_stdin(output), namespace, keys, is_captured, output })
     }
 
     /// Reads the next lines. Returns the keys of their events, and their names. Empty after the last line.
     fn part(&mut self) -> Result<(Vec<DedupKey>, Vec<Name>), Failure> {
         let (mut keys, mut names, mut bytes) = (Vec::new(), Vec::new(), 0);
         while keys.is_empty() || (keys.len() < PART && bytes < PART_BYTES) {
-            let Some(line) = self.lines.next_line().map_err(Failure::usage)? else { break };
+            let Some(line) = self.lines.next_line()? else { break };
             match self.read(&line) {
                 Ok(found) => {
                     bytes += line.len();
@@ -169,13 +159,13 @@ impl<'a> Input<'a> {
 
     /// Returns the events of a line. A request without an event, such as a handshake, has none.
     fn read(&self, line: &str) -> Result<Vec<(DedupKey, Name)>, BoxError> {
-        let ((head, body), keys) = match &self.form {
-            Form::Id => {
-                let key = DedupKey::new(self.namespace, line)?;
-                return Ok(vec![(key, Name { id: line.to_owned(), line: None })]);
-            }
-            Form::Json(keys) => ((head(), Bytes::copy_from_slice(line.as_bytes())), keys),
-            Form::Request(keys) => (serde_json::from_str::<Capture>(line)?.into_request()?, keys),
+        let Some(keys) = &self.keys else {
+            let key = DedupKey::new(self.namespace, line)?;
+            return Ok(vec![(key, Name { id: line.to_owned(), line: None })]);
+        };
+        let (head, body) = match self.is_captured {
+            true => serde_json::from_str::<Capture>(line)?.into_request()?,
+            false => (Request::new(()).into_parts().0, Bytes::copy_from_slice(line.as_bytes())),
         };
         let shown = self.output.json && !self.output.hash_ids;
         let shown = shown.then(|| serde_json::from_str::<Value>(line)).transpose()?;
@@ -193,9 +183,4 @@ impl<'a> Input<'a> {
             _ => Err("the key is missing".into()),
         }
     }
-}
-
-/// Returns the head of a request that has nothing but a body.
-fn head() -> request::Parts {
-    Request::new(()).into_parts().0
 }

@@ -1,8 +1,9 @@
 //! The command line.
 
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
+use chrono::DateTime;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand};
 use tower_dedup::DedupKey;
@@ -55,7 +56,7 @@ pub(crate) enum Command {
     /// Checks the store and its settings, and says what to do. Changes nothing, but on Redis it claims and
     /// releases 16 keys of its own.
     Doctor,
-    /// Makes the table, if it does not exist.
+    /// Makes the table, if it does not exist. On Postgres, waits for open transactions for 10 min at most.
     Migrate(Migrate),
     /// Prints the state of one event.
     Get(Event),
@@ -282,8 +283,8 @@ pub(crate) struct InboxRows {
     )]
     pub(crate) parked: Option<Option<Parked>>,
     /// Only rows that were received until then, and not again since: `2026-01-31T12:00:00Z`, or so long ago: `7d`.
-    #[arg(long, value_name = "TIME")]
-    pub(crate) received_until: Option<String>,
+    #[arg(long, value_name = "TIME", value_parser = time_or_ago)]
+    pub(crate) received_until: Option<SystemTime>,
 }
 
 #[derive(Args)]
@@ -316,13 +317,27 @@ fn reason() -> impl TypedValueParser<Value = Parked> {
 
 /// Reads a time as `humantime` does: `500ms`, `10s`, `2h`, `7d`.
 pub(crate) fn time(text: &str) -> Result<Duration, String> {
-    const LONGEST: Duration = Duration::from_secs(100 * 365 * 86_400);
+    // A year of `humantime` has 365.25 days.
+    const LONGEST: Duration = Duration::from_secs(36_525 * 86_400);
 
     let time = humantime::parse_duration(text).map_err(|error| error.to_string())?;
     if time < Duration::from_millis(1) || time > LONGEST {
         return Err("at least 1 ms and at most 100 years are needed".to_owned());
     }
     Ok(time)
+}
+
+/// Reads a time of RFC 3339. As in the output of Postgres, a space may stand for the `T`, and an offset may have no
+/// minutes. A time without an offset is none.
+pub(crate) fn time_of(text: &str) -> Option<SystemTime> {
+    let text = text.replacen('T', " ", 1);
+    DateTime::parse_from_str(&text, "%Y-%m-%d %H:%M:%S%.f%#z").ok().map(SystemTime::from)
+}
+
+/// Reads a point in time, or how long ago it was.
+fn time_or_ago(text: &str) -> Result<SystemTime, String> {
+    let ago = || SystemTime::now().checked_sub(time(text).ok()?);
+    time_of(text).or_else(ago).ok_or_else(|| "no time like 2026-01-31T12:00:00Z or 7d".to_owned())
 }
 
 /// Reads a time that every store takes: sqlx panics at a longer one for SQLite.
@@ -347,10 +362,35 @@ mod tests {
     fn time_needs_a_unit_and_has_bounds() {
         assert_eq!(time("500ms"), Ok(Duration::from_millis(500)));
         assert_eq!(time("7d"), Ok(Duration::from_secs(604_800)));
+        assert!(time("100y").is_ok());
         for text in ["", "2", "h", "-2h", "0s", "99999999999999999999d", "101y", "500000000000y"] {
             assert!(time(text).is_err(), "{text}");
         }
         assert_eq!(timeout("24h"), Ok(Duration::from_secs(86_400)));
         assert!(timeout("25d").is_err() && timeout("0s").is_err());
+    }
+
+    #[test]
+    fn time_has_an_offset_and_may_be_as_postgres_prints_it() {
+        let noon = SystemTime::UNIX_EPOCH + Duration::from_secs(1_769_860_800);
+        for (text, time) in [
+            ("2026-01-31T12:00:00Z", Some(noon)),
+            ("2026-01-31T12:00:00.000Z", Some(noon)),
+            ("2026-01-31 12:00:00.000000+00", Some(noon)),
+            ("2026-01-31T17:30:00+05:30", Some(noon)),
+            ("2026-01-31 17:30:00+0530", Some(noon)),
+            ("2026-01-31T03:00:00-09", Some(noon)),
+            ("", None),
+            ("2026-01-31", None),
+            ("2026-01-31T12:00:00", None),
+            ("2026-01-31 12:00:00+", None),
+            ("2026-02-30T12:00:00Z", None),
+            ("2026-01-31T12:00:00ZZ", None),
+            ("1769860800", None),
+            ("2026-01-31T12:00:00\u{20ac}Z", None),
+            ("infinity", None),
+        ] {
+            assert_eq!(time_of(text), time, "{text}");
+        }
     }
 }

@@ -1,12 +1,9 @@
 //! Text or JSON on stdout, questions and errors on stderr. Both have one source, [`Members`]: as text, each is a
 //! line.
 
-use std::fmt;
 use std::io::{self, BufRead, Write};
-use std::iter;
 
 use clap::Args;
-use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
 use tower_dedup::DedupKey;
@@ -66,7 +63,7 @@ pub(crate) fn write(text: &str) -> Result<bool, Failure> {
 fn put(text: &str) -> Result<bool, Failure> {
     match writeln!(io::stdout(), "{text}") {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
-        written => written.map(|()| true).map_err(Failure::usage),
+        written => written.map(|()| true).map_err(|error| Failure::file("stdout", &error)),
     }
 }
 
@@ -87,13 +84,16 @@ pub(crate) fn tell(line: &str) {
 }
 
 /// Asks a question that only `y` or `yes` confirms. The end of the input does not.
-pub(crate) fn confirm(question: &str) -> io::Result<bool> {
-    write!(io::stderr(), "{} [y/N] ", lines(question))?;
-    io::stderr().flush()?;
+pub(crate) fn confirm(question: &str) -> Result<bool, Failure> {
     let mut reply = String::new();
-    if io::stdin().lock().read_line(&mut reply)? == 0 {
-        writeln!(io::stderr())?;
-    }
+    let mut ask = || {
+        write!(io::stderr(), "{} [y/N] ", lines(question))?;
+        if io::stdin().lock().read_line(&mut reply)? == 0 {
+            writeln!(io::stderr())?;
+        }
+        Ok(())
+    };
+    ask().map_err(|error: io::Error| Failure::file("asking", &error))?;
     Ok(matches!(reply.trim().to_ascii_lowercase().as_str(), "y" | "yes"))
 }
 
@@ -150,8 +150,7 @@ fn is_unprintable(char: char) -> bool {
     char.is_control() || is_direction
 }
 
-/// The members of a JSON object in their order, with repeated names.
-#[derive(Debug)]
+/// The members of a JSON object in their order.
 pub(crate) struct Members(pub(crate) Vec<(String, Value)>);
 
 impl<const N: usize> From<[(&str, Value); N]> for Members {
@@ -180,26 +179,5 @@ impl Members {
 impl Serialize for Members {
     fn serialize<S: Serializer>(&self, json: S) -> Result<S::Ok, S::Error> {
         json.collect_map(self.0.iter().map(|(name, value)| (name, value)))
-    }
-}
-
-impl<'de> Deserialize<'de> for Members {
-    fn deserialize<D: Deserializer<'de>>(json: D) -> Result<Self, D::Error> {
-        struct InOrder;
-
-        impl<'de> Visitor<'de> for InOrder {
-            type Value = Members;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an object")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Members, A::Error> {
-                let members = iter::from_fn(|| map.next_entry().transpose());
-                members.collect::<Result<_, _>>().map(Members)
-            }
-        }
-
-        json.deserialize_map(InOrder)
     }
 }

@@ -1,12 +1,11 @@
 //! [`Target`]: the store that the command line names, and how it is opened.
 
-use std::fs::OpenOptions;
 use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use tower_dedup::adapter::maintenance::{MaintenanceAdapter, Stats};
 use tower_dedup::adapter::{
     PostgresAdapter, PostgresOptions, Purging, RedisAdapter, RedisOptions, SqliteAdapter,
@@ -17,10 +16,12 @@ use tower_dedup::sqlx::sqlite::{
     SqliteConnectOptions, SqliteConnection, SqlitePool, SqlitePoolOptions,
 };
 use tower_dedup::sqlx::{self, AssertSqlSafe, ConnectOptions, Connection};
-use tower_dedup::{StoreError, internals};
+use tower_dedup::{DedupKey, StoreError, internals};
 use tower_dedup_inbox::Inbox;
 
-use crate::failure::{Failure, NO_INBOX, NO_TABLE, REFUSED, within};
+use crate::failure::{Failure, MIGRATE, NO_INBOX, NO_TABLE, REFUSED, within};
+
+const CONNECTING: &str = "connecting to the store";
 
 /// A store, before it is opened.
 pub(crate) enum Target {
@@ -29,10 +30,6 @@ pub(crate) enum Target {
     Redis(Redis),
     Own(Own),
 }
-
-/// An adapter, and what closes it.
-type Opened = (Arc<dyn MaintenanceAdapter>, Closing);
-type Closing = Pin<Box<dyn Future<Output = ()>>>;
 
 /// Opens a store of the program's author at the URL of the command line.
 pub(crate) type Connect = Box<dyn Fn(String) -> Connecting>;
@@ -55,8 +52,6 @@ pub(crate) struct Sqlite {
     url: String,
     options: SqliteOptions,
     connect: SqliteConnectOptions,
-    /// Looked at once, before the first connection: to close a descriptor of the file drops the locks of this process.
-    pub(crate) is_writable: bool,
     pub(crate) timeout: Duration,
 }
 
@@ -64,22 +59,6 @@ pub(crate) struct Redis {
     pub(crate) url: String,
     options: RedisOptions,
     pub(crate) timeout: Duration,
-}
-
-/// What a command does to the store.
-#[derive(Clone, Copy)]
-pub(crate) enum Access {
-    Read,
-    Write,
-}
-
-/// Whether the table exists.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum TableState {
-    Missing,
-    Older,
-    Current,
 }
 
 /// The facts of a Postgres server, by `sql/facts.sql`.
@@ -100,8 +79,6 @@ pub(crate) struct Facts {
 pub(crate) struct PgTable {
     /// The quoted name of the table.
     name: String,
-    /// The quoted name of the table with the version.
-    version_table: Option<String>,
     /// The rights that are missing, without DELETE.
     pub(crate) lacks: String,
     pub(crate) may_delete: bool,
@@ -134,66 +111,85 @@ impl Target {
     /// Opens the store, whose table must exist, does this work, and closes the store.
     pub(crate) async fn with<T>(
         &self,
-        access: Access,
         work: impl AsyncFnOnce(&dyn MaintenanceAdapter) -> Result<T, Failure>,
     ) -> Result<T, Failure> {
-        let (adapter, closing) = match self {
-            Self::Postgres(postgres) => postgres.open().await?,
-            Self::Sqlite(sqlite) => sqlite.open(access).await?,
+        match self {
+            Self::Postgres(postgres) => {
+                let pool = postgres.connected().await?;
+                let done = work(&postgres.adapter(&pool)).await;
+                closed(postgres.timeout, pool.close()).await;
+                done
+            }
+            Self::Sqlite(sqlite) => {
+                if !sqlite.path().exists() {
+                    let message = format!("there is no file {}{MIGRATE}", sqlite.path().display());
+                    return Err(Failure::new(REFUSED, message));
+                }
+                let pool = sqlite.pool();
+                let adapter = sqlite.adapter(&pool);
+                // A call would make it.
+                let done = match internals::has_sqlite_table(&adapter).await {
+                    Ok(true) => work(&adapter).await,
+                    Ok(false) => Err(Failure::new(REFUSED, NO_TABLE)),
+                    Err(error) => Err(error.into()),
+                };
+                adapter.close().await;
+                pool.close().await;
+                done
+            }
             Self::Redis(redis) => {
-                let adapter: Arc<dyn MaintenanceAdapter> = Arc::new(redis.open().await?);
-                (adapter.clone(), closing(adapter, redis.timeout))
+                let adapter = redis.open().await?;
+                let done = work(&adapter).await;
+                closed(redis.timeout, adapter.close()).await;
+                done
             }
             Self::Own(own) => {
                 let connecting = (own.connect)(own.url.clone());
-                let adapter = within(own.timeout, async { Ok(connecting.await?) }).await?;
-                (adapter.clone(), closing(adapter, own.timeout))
+                let adapter =
+                    within(own.timeout, CONNECTING, async { Ok(connecting.await?) }).await?;
+                let done = work(&*adapter).await;
+                closed(own.timeout, adapter.close()).await;
+                done
             }
-        };
-        let done = work(&*adapter).await;
-        closing.await;
-        done
+        }
     }
 
     /// Opens the inbox whose table this database has, for operators only. Does not make the table, nor a file.
     pub(crate) async fn inbox(&self, table: &str) -> Result<Inbox, Failure> {
         /// Nothing that an operator calls is about one service.
         const SERVICE: &str = "tower-dedup";
-        let inbox = match self {
-            Self::Postgres(postgres) => Inbox::postgres(postgres.pool(), SERVICE),
-            Self::Sqlite(sqlite) => Inbox::sqlite(sqlite.path(), SERVICE),
-            Self::Redis(_) => {
-                return Err(Failure::usage("an inbox is in a database of Postgres or SQLite"));
-            }
-            Self::Own(_) => return Err(Failure::own_store()),
-        };
-        let inbox = inbox.table(table).checked()?;
         match self {
             Self::Postgres(postgres) => {
-                let connection = postgres.connect().await?;
-                let _ = tokio::time::timeout(postgres.timeout, connection.close()).await;
+                let inbox = Inbox::postgres(postgres.pool(), SERVICE).table(table).checked()?;
+                postgres.connected().await?;
+                Ok(inbox)
             }
-            Self::Sqlite(sqlite) if !sqlite.has_inbox(table).await? => {
-                return Err(Failure::new(REFUSED, NO_INBOX));
+            Self::Sqlite(sqlite) => {
+                let inbox = Inbox::sqlite(sqlite.path(), SERVICE).table(table).checked()?;
+                let mut connection = sqlite.connect().await?;
+                let find = "SELECT 1 FROM sqlite_schema WHERE type = 'table' AND name = ?1";
+                let found = sqlx::query(find).bind(table).fetch_optional(&mut connection).await?;
+                connection.close().await?;
+                found.map(|_| inbox).ok_or_else(|| Failure::new(REFUSED, NO_INBOX))
             }
-            _ => {}
+            Self::Redis(_) => {
+                Err(Failure::usage("an inbox is in a database of Postgres or SQLite"))
+            }
+            Self::Own(_) => Err(Failure::own_store()),
         }
-        Ok(inbox)
     }
 
     pub(crate) async fn stats(&self) -> Result<Stats, Failure> {
-        self.with(Access::Read, async |store| Ok(store.stats().await?)).await
+        self.with(async |store| Ok(store.stats().await?)).await
     }
 
-    pub(crate) async fn table_state(&self) -> Result<TableState, Failure> {
-        match self {
-            Self::Postgres(postgres) => postgres.look().await?.1,
-            Self::Sqlite(sqlite) if !sqlite.path().exists() => Ok(TableState::Missing),
-            Self::Sqlite(sqlite) => sqlite.table(&mut sqlite.connect().await?).await,
-            // It has no table. A server that is away is an error here too.
-            Self::Redis(_) => self.with(Access::Read, async |_| Ok(TableState::Current)).await,
-            Self::Own(_) => Err(Failure::own_store()),
+    /// Reads the table as the service does, with every column. Returns why it cannot be read.
+    pub(crate) async fn read_table(&self) -> Result<(), Failure> {
+        if matches!(self, Self::Own(_)) {
+            return Err(Failure::own_store());
         }
+        let key = DedupKey::new("tower-dedup.doctor", "table").expect("a key");
+        self.with(async |store| Ok(store.get(&key).await.map(drop)?)).await
     }
 
     /// Makes the table, and the file of a SQLite store.
@@ -219,18 +215,16 @@ impl Target {
     pub(crate) fn schema_sql(&self) -> Result<Vec<String>, Failure> {
         match self {
             Self::Postgres(postgres) => Ok(postgres.adapter(&postgres.pool()).schema_sql()),
-            Self::Sqlite(sqlite) => Ok(sqlite.adapter(&sqlite.pool(Access::Write)).schema_sql()),
+            Self::Sqlite(sqlite) => Ok(sqlite.adapter(&sqlite.pool()).schema_sql()),
             Self::Redis(_) => Ok(Vec::new()),
             Self::Own(_) => Err(Failure::own_store()),
         }
     }
 }
 
-/// Closes an adapter. The network may be silent.
-fn closing(adapter: Arc<dyn MaintenanceAdapter>, timeout: Duration) -> Closing {
-    Box::pin(async move {
-        let _ = tokio::time::timeout(timeout, adapter.close()).await;
-    })
+/// Waits until a store is closed. The network may be silent, and a server ends a connection whose process has ended.
+async fn closed<T>(timeout: Duration, closing: impl Future<Output = T>) {
+    let _ = tokio::time::timeout(timeout, closing).await;
 }
 
 impl Postgres {
@@ -247,10 +241,19 @@ impl Postgres {
 
     /// Connects. A pool would try until its time is up, and not say what was wrong.
     async fn connect(&self) -> Result<PgConnection, Failure> {
-        let connecting = |failure: Failure| {
-            Failure::new(failure.code, format!("connecting to Postgres: {}", failure.message))
+        let connecting = |error| {
+            let Failure { code, message } = Failure::from(error);
+            Failure { code, message: format!("{CONNECTING}: {message}") }
         };
-        within(self.timeout, async { Ok(self.connect.connect().await?) }).await.map_err(connecting)
+        let connect = async { self.connect.connect().await.map_err(connecting) };
+        within(self.timeout, CONNECTING, connect).await
+    }
+
+    /// Returns a pool whose server takes connections.
+    async fn connected(&self) -> Result<PgPool, Failure> {
+        let connection = self.connect().await?;
+        closed(self.timeout, connection.close()).await;
+        Ok(self.pool())
     }
 
     fn pool(&self) -> PgPool {
@@ -264,45 +267,22 @@ impl Postgres {
         PostgresAdapter::with_options(pool.clone(), self.options.clone())
     }
 
-    /// Returns the facts, and the state of the table or why it cannot be read.
-    pub(crate) async fn look(&self) -> Result<(Facts, Result<TableState, Failure>), Failure> {
-        let mut connection = self.connect().await?;
-        let facts = within(self.timeout, self.facts(&mut connection)).await?;
-        let version_table = facts.table.as_ref().and_then(|table| table.version_table.as_deref());
-        // The last, because a lock of the version table leaves the connection unusable.
-        let state = async {
-            let state = Self::state(&mut connection, version_table).await;
-            // The state stands.
-            let _ = connection.close().await;
-            state
-        };
-        let state = within(self.timeout, state).await;
-        Ok((facts, state))
-    }
-
-    /// Finds the table as the adapter does, and also a table of a schema that the role may not use.
-    async fn facts(&self, connection: &mut PgConnection) -> Result<Facts, Failure> {
+    /// Returns the facts. Finds the table as the adapter does, and also a table of a schema that the role may not use.
+    pub(crate) async fn facts(&self) -> Result<Facts, Failure> {
         let (schema, table) = internals::postgres_table(&self.options);
         // Without a name, which fails behind some poolers before `doctor` can say so.
         let facts = sqlx::query_scalar(include_str!("sql/facts.sql"))
             .persistent(false)
             .bind(table)
             .bind(schema);
-        let facts: String = facts.fetch_one(connection).await?;
+        let mut connection = self.connect().await?;
+        let facts = within(self.timeout, "reading the facts", async {
+            let facts: String = facts.fetch_one(&mut connection).await?;
+            let _ = connection.close().await;
+            Ok(facts)
+        });
         let unreadable = |error| Failure::new(REFUSED, format!("reading the facts: {error}"));
-        serde_json::from_str(&facts).map_err(unreadable)
-    }
-
-    async fn state(
-        connection: &mut PgConnection,
-        version_table: Option<&str>,
-    ) -> Result<TableState, Failure> {
-        let Some(version_table) = version_table else { return Ok(TableState::Missing) };
-        let version = format!("SELECT coalesce(max(version), 0) FROM {version_table}");
-        let version = sqlx::query_scalar(AssertSqlSafe(version)).persistent(false);
-        let version: i32 = version.fetch_one(connection).await?;
-        let is_current = version >= internals::POSTGRES_SCHEMA_VERSION;
-        Ok(if is_current { TableState::Current } else { TableState::Older })
+        serde_json::from_str(&facts.await?).map_err(unreadable)
     }
 
     /// Takes the lock of a statement that writes to the table, and gives it back. Fails after the timeout if another
@@ -320,20 +300,7 @@ impl Postgres {
             let _ = connection.close().await;
             Ok(())
         };
-        within(self.timeout, lock).await
-    }
-
-    /// Opens an adapter that does not make the table.
-    async fn open(&self) -> Result<Opened, Failure> {
-        let (connection, timeout) = (self.connect().await?, self.timeout);
-        let _ = tokio::time::timeout(timeout, connection.close()).await;
-        let pool = self.pool();
-        let adapter = Arc::new(self.adapter(&pool));
-        // The network may be silent. The server ends a connection whose process has ended.
-        let closing = async move {
-            let _ = tokio::time::timeout(timeout, pool.close()).await;
-        };
-        Ok((adapter, Box::pin(closing)))
+        within(self.timeout, "locking the table", lock).await
     }
 }
 
@@ -342,30 +309,15 @@ impl Sqlite {
         let options = SqliteOptions::new().purging(Purging::off()).write_lock_timeout(timeout);
         let (options, connect) = options.read_url(url).map_err(Failure::usage)?;
         let connect = connect.busy_timeout(timeout);
-        let is_writable = OpenOptions::new().write(true).open(connect.get_filename()).is_ok();
-        Ok(Self { url: url.to_owned(), options, connect, is_writable, timeout })
+        Ok(Self { url: url.to_owned(), options, connect, timeout })
     }
 
     pub(crate) fn path(&self) -> PathBuf {
         self.connect.get_filename().to_owned()
     }
 
-    /// Returns how to open the file without changing its keys.
-    ///
-    /// If the file can be written, the connection can write too, but for its `query_only`: its close
-    /// deletes the files `-wal` and `-shm`, which a connection that cannot write would make and leave.
-    /// Left by another user, they would stop the service.
-    fn for_reading(&self) -> SqliteConnectOptions {
-        let connect = self.connect.clone();
-        if self.is_writable { connect.pragma("query_only", "ON") } else { connect.read_only(true) }
-    }
-
-    fn pool(&self, access: Access) -> SqlitePool {
-        let connect = match access {
-            Access::Read => self.for_reading(),
-            Access::Write => self.connect.clone(),
-        };
-        SqlitePoolOptions::new().max_connections(2).connect_lazy_with(connect)
+    fn pool(&self) -> SqlitePool {
+        SqlitePoolOptions::new().max_connections(2).connect_lazy_with(self.connect.clone())
     }
 
     /// Returns an adapter over a pool, because its own pool would set WAL mode.
@@ -373,45 +325,13 @@ impl Sqlite {
         SqliteAdapter::with_options(pool.clone(), self.options.clone())
     }
 
-    /// Opens a connection that does not write.
+    /// Opens a connection to a file that exists.
     pub(crate) async fn connect(&self) -> Result<SqliteConnection, Failure> {
-        let path = self.path();
-        if !path.exists() {
-            let message = format!("there is no file {}: run `tower-dedup migrate`", path.display());
-            return Err(Failure::new(REFUSED, message));
-        }
-        Ok(self.for_reading().connect().await?)
-    }
-
-    pub(crate) async fn table(
-        &self,
-        connection: &mut SqliteConnection,
-    ) -> Result<TableState, Failure> {
-        let table = internals::sqlite_table(&self.options);
-        let tables = sqlx::query_scalar(
-            "SELECT count(*) FROM sqlite_schema WHERE type = 'table' AND name IN (?1, ?1 || '_schema')",
-        );
-        let tables: i64 = tables.bind(table).fetch_one(&mut *connection).await?;
-        if tables != 2 {
-            return Ok(TableState::Missing);
-        }
-        let version = format!("SELECT coalesce(max(version), 0) FROM \"{table}_schema\"");
-        let version: i64 = sqlx::query_scalar(AssertSqlSafe(version)).fetch_one(connection).await?;
-        let is_current = version >= internals::SQLITE_SCHEMA_VERSION;
-        Ok(if is_current { TableState::Current } else { TableState::Older })
-    }
-
-    /// Looks for the table of an inbox, which would make a file that is missing.
-    pub(crate) async fn has_inbox(&self, table: &str) -> Result<bool, Failure> {
         let path = self.path();
         if !path.exists() {
             return Err(Failure::new(REFUSED, format!("there is no file {}", path.display())));
         }
-        let mut connection = self.connect().await?;
-        let found = sqlx::query("SELECT 1 FROM sqlite_schema WHERE type = 'table' AND name = ?1");
-        let found = found.bind(table).fetch_optional(&mut connection).await?;
-        connection.close().await?;
-        Ok(found.is_some())
+        Ok(self.connect.connect().await?)
     }
 
     /// Takes the lock of a statement that writes to the file, and gives it back. Fails after the timeout if another
@@ -420,23 +340,6 @@ impl Sqlite {
         let mut connection = self.connect.connect().await?;
         sqlx::raw_sql("BEGIN IMMEDIATE; ROLLBACK").execute(&mut connection).await?;
         Ok(connection.close().await?)
-    }
-
-    async fn open(&self, access: Access) -> Result<Opened, Failure> {
-        let mut connection = self.connect().await?;
-        let state = self.table(&mut connection).await?;
-        connection.close().await?;
-        if state != TableState::Current {
-            return Err(Failure::new(REFUSED, NO_TABLE));
-        }
-        let pool = self.pool(access);
-        let adapter = Arc::new(self.adapter(&pool));
-        let opened = adapter.clone();
-        let closing = async move {
-            adapter.close().await;
-            pool.close().await;
-        };
-        Ok((opened, Box::pin(closing)))
     }
 }
 
@@ -453,44 +356,6 @@ impl Redis {
 
     pub(crate) async fn open(&self) -> Result<RedisAdapter, Failure> {
         let connect = RedisAdapter::connect_with(&self.url, self.options.clone());
-        within(self.timeout, async { Ok(connect.await?) }).await
-    }
-}
-
-#[cfg(all(test, target_os = "linux"))]
-mod tests {
-    use std::os::unix::fs::MetadataExt;
-    use std::{fs, process};
-
-    use super::*;
-
-    /// Returns how many locks this process has on a file.
-    fn locks(path: &std::path::Path) -> usize {
-        let (pid, inode) = (process::id().to_string(), fs::metadata(path).unwrap().ino());
-        let is_ours = |lock: &&str| {
-            let mut fields = lock.split_whitespace().skip(4);
-            fields.next() == Some(&pid)
-                && fields.next().is_some_and(|file| file.ends_with(&format!(":{inode}")))
-        };
-        fs::read_to_string("/proc/locks").unwrap().lines().filter(is_ours).count()
-    }
-
-    /// Without its lock, another process may delete the WAL below the connection.
-    #[tokio::test]
-    async fn open_connection_keeps_its_locks_beside_another_command() {
-        let dir = tempfile::tempdir().unwrap();
-        let url = format!("sqlite://{}", dir.path().join("dedup.db").display());
-        let service = SqliteAdapter::connect(&url).await.unwrap();
-        service.migrate().await.unwrap();
-        service.close().await;
-        let target = Target::new(&url, Duration::from_secs(10), None).ok().unwrap();
-        let Target::Sqlite(sqlite) = &target else { panic!("a file") };
-        let mut connection = sqlite.connect().await.ok().unwrap();
-        let state = sqlite.table(&mut connection).await;
-        assert_eq!(state.ok(), Some(TableState::Current));
-        let before = locks(&sqlite.path());
-        assert!(before > 0, "WAL mode holds a lock");
-        assert_eq!(target.stats().await.map(|stats| stats.rows).ok(), Some(0));
-        assert_eq!(locks(&sqlite.path()), before);
+        within(self.timeout, CONNECTING, async { Ok(connect.await?) }).await
     }
 }

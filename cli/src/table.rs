@@ -8,7 +8,7 @@ use tower_dedup::adapter::maintenance::MaintenanceAdapter;
 use crate::failure::Failure;
 use crate::options::Migrate;
 use crate::output::{Output, write, write_json};
-use crate::store::{Access, TableState, Target};
+use crate::store::Target;
 
 const WITHOUT_TABLE: &str = "a Redis store has no table: there is nothing to make";
 
@@ -29,23 +29,19 @@ pub(crate) async fn migrate(
     options: &Migrate,
     output: Output,
 ) -> Result<bool, Failure> {
-    let mut state = target.table_state().await?;
-    let changed = !options.check && state != TableState::Current;
-    if changed {
-        target.migrate().await?;
-        state = TableState::Current;
-    }
-    let note = match state {
-        TableState::Missing => "the table is missing: run `tower-dedup migrate`",
-        TableState::Older => "the table is older: run `tower-dedup migrate`",
-        TableState::Current if changed => "the table is made",
-        TableState::Current if matches!(target, Target::Redis(_)) => WITHOUT_TABLE,
-        TableState::Current => "the table is current",
+    let (state, note) = match target.read_table().await {
+        Ok(()) if matches!(target, Target::Redis(_)) => ("current", WITHOUT_TABLE.to_owned()),
+        Ok(()) => ("current", "the table is current".to_owned()),
+        Err(failure) if !failure.needs_migration() => return Err(failure),
+        Err(_) if !options.check => {
+            target.migrate().await?;
+            target.read_table().await?;
+            ("made", "the table is made".to_owned())
+        }
+        Err(Failure { message, .. }) => ("missing", message),
     };
-    let (json_state, changed) = (json!(state), changed.into());
-    let migration = [("state", json_state), ("changed", changed), ("note", note.into())];
-    output.print(&migration.into())?;
-    Ok(state == TableState::Current)
+    output.print(&[("state", state.into()), ("note", note.into())].into())?;
+    Ok(state != "missing")
 }
 
 pub(crate) async fn stats(target: &Target, output: Output) -> Result<bool, Failure> {
@@ -87,6 +83,6 @@ pub(crate) async fn purge(
         let note = expires_keys.then_some("the store deletes expired keys by itself");
         Ok([("note", json!(note)), ("purged", json!(purged))])
     };
-    output.print(&target.with(Access::Write, purge).await?.into())?;
+    output.print(&target.with(purge).await?.into())?;
     Ok(true)
 }

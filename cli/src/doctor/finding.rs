@@ -9,7 +9,7 @@ use tower_dedup_inbox::{Count, Parked};
 
 use crate::failure::{Failure, NO_INBOX};
 use crate::output::text;
-use crate::store::{TableState, Target};
+use crate::store::Target;
 
 /// A service purges every ten minutes, unless its options say otherwise. A lag beyond this means that nothing purges.
 const LONGEST_LAG: Duration = PURGE_GRACE.saturating_add(Duration::from_secs(24 * 3_600));
@@ -67,18 +67,18 @@ impl Finding {
     }
 }
 
-pub(super) fn table(state: &Result<TableState, Failure>) -> Finding {
-    let found = match state {
-        Ok(TableState::Current) => return Finding::ok("table", "exists, and is of this version"),
-        Ok(TableState::Missing) => "is missing",
-        Ok(TableState::Older) => "is of an older version",
-        Err(failure) => {
-            let found = format!("cannot be read: {}", failure.message);
-            return Finding::ok("table", "").error(Some(found), "see the other lines");
+pub(super) fn table(read: &Result<(), Failure>) -> Finding {
+    let ok = Finding::ok("table", "exists, and is of this version");
+    match read {
+        Ok(()) => ok,
+        Err(failure) if failure.needs_migration() => {
+            ok.error(Some(&*failure.message), "or name another table in the URL: dedup_table=NAME")
         }
-    };
-    let advice = "run `tower-dedup migrate`, or name another in the URL: dedup_table=NAME";
-    Finding::ok("table", "").error(Some(found), advice)
+        Err(Failure { message, .. }) => ok.error(
+            Some(format!("cannot be read: {message}")),
+            "see this error, and the other lines",
+        ),
+    }
 }
 
 /// Whether a statement can write at all: every delivery is answered 503 meanwhile.

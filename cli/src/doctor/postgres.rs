@@ -2,29 +2,32 @@
 
 use super::finding::{self, Finding};
 use crate::failure::Failure;
-use crate::store::{Facts, PgTable, Postgres, TableState, Target};
+use crate::store::{Facts, PgTable, Postgres, Target};
 
 pub(super) async fn findings(
     target: &Target,
     postgres: &Postgres,
 ) -> Result<Vec<Finding>, Failure> {
-    let (facts, state) = postgres.look().await?;
+    let facts = postgres.facts().await?;
     let mut findings = vec![tls(facts.tls, facts.is_local), primary(&facts), durability(&facts)];
-    let is_unlogged = facts.table.as_ref().is_some_and(|table| table.is_unlogged);
-    findings.push(finding::table(&state).error(
-        is_unlogged.then_some("is unlogged: a crash of the server empties it"),
-        "ALTER TABLE … SET LOGGED",
-    ));
     findings.extend(facts.table.iter().flat_map(|table| [rights(table), index(table)]));
-    if let (Some(table), Ok(TableState::Current)) = (&facts.table, state) {
-        let mut is_locked = false;
-        if !facts.is_standby && !facts.is_read_only && table.lacks.is_empty() {
-            let lock = postgres.lock(table).await;
-            is_locked = lock.is_err();
-            findings.push(finding::lock(lock, "find the session in pg_locks and pg_stat_activity"));
-        }
-        // The statistics may wait for the lock, too.
-        if !is_locked {
+    let is_primary = !facts.is_standby && !facts.is_read_only;
+    let writable = facts.table.as_ref().filter(|table| is_primary && table.lacks.is_empty());
+    let mut is_locked = false;
+    if let Some(table) = writable {
+        let lock = postgres.lock(table).await;
+        is_locked = lock.is_err();
+        findings.push(finding::lock(lock, "find the session in pg_locks and pg_stat_activity"));
+    }
+    // To read the table may wait for the lock, too.
+    if !is_locked {
+        let read = target.read_table().await;
+        let is_unlogged = facts.table.is_some_and(|table| table.is_unlogged);
+        findings.push(finding::table(&read).error(
+            is_unlogged.then_some("is unlogged: a crash of the server empties it"),
+            "ALTER TABLE … SET LOGGED",
+        ));
+        if read.is_ok() {
             findings.push(finding::purge(target).await);
         }
     }

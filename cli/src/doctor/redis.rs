@@ -23,7 +23,7 @@ const RETENTION: Duration = Duration::from_secs(60);
 pub(super) async fn findings(redis: &Redis) -> Result<Vec<Finding>, Failure> {
     let adapter = redis.open().await?;
     let checks = async { Ok(checks(&redis.url, &adapter).await?) };
-    let findings = within(redis.timeout * 6, checks).await;
+    let findings = within(redis.timeout * 6, "checking the server", checks).await;
     let _ = tokio::time::timeout(redis.timeout, adapter.close()).await;
     findings
 }

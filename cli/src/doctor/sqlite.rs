@@ -9,9 +9,9 @@ use tower_dedup::sqlx;
 use tower_dedup::sqlx::Connection;
 use tower_dedup::sqlx::sqlite::SqliteConnection;
 
-use super::finding::{self, Finding};
-use crate::failure::Failure;
-use crate::store::{Sqlite, TableState, Target};
+use super::finding::{self, Finding, Level};
+use crate::failure::{Failure, NO_TABLE};
+use crate::store::{Sqlite, Target};
 
 /// File systems of a network: WAL mode needs memory that all processes share.
 #[rustfmt::skip]
@@ -24,22 +24,26 @@ pub(super) async fn findings(target: &Target, sqlite: &Sqlite) -> Result<Vec<Fin
     let path = sqlite.path();
     if !path.exists() {
         // The same error as of every other command.
-        sqlite.connect().await?;
+        target.read_table().await?;
     }
     let path = fs::canonicalize(&path).map_err(Failure::usage)?;
     let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
-    let mut findings = vec![rights(&path), durability(file_system(&mounts, &path))];
+    // Before the first connection: to close a descriptor of the file drops the locks of this process.
+    let rights = rights(&path);
+    let is_writable = rights.level == Level::Ok;
+    let mut findings = vec![rights, durability(file_system(&mounts, &path))];
     match sqlite.connect().await {
-        Ok(mut connection) => {
-            let state = sqlite.table(&mut connection).await;
+        Ok(connection) => {
+            let table = target.read_table().await;
             let inbox = finding::inbox(target).await;
             // An inbox has a file of its own.
-            if inbox.is_none() || !matches!(state, Ok(TableState::Missing)) {
-                findings.push(finding::table(&state));
+            if inbox.is_none() || !table.as_ref().is_err_and(|failure| failure.message == NO_TABLE)
+            {
+                findings.push(finding::table(&table));
             }
             findings.extend(inbox);
-            if matches!(state, Ok(TableState::Current)) {
-                if sqlite.is_writable {
+            if table.is_ok() {
+                if is_writable {
                     const ADVICE: &str = "find the process that holds a transaction open";
                     findings.push(finding::lock(sqlite.lock().await, ADVICE));
                 }

@@ -14,7 +14,6 @@ WITH RECURSIVE found AS (
 ), facts AS (
   SELECT
     oid::regclass::text AS name,
-    version::regclass::text AS version_table,
     concat_ws(', ',
       CASE WHEN NOT has_schema_privilege(relnamespace, 'USAGE') THEN 'USAGE on the schema' END,
       CASE WHEN NOT has_table_privilege(oid, 'SELECT') THEN 'SELECT' END,

@@ -5,7 +5,7 @@
 use crate::command::{doctor, execute, run, with};
 use crate::roles::Role;
 use support::cluster::blocking;
-use support::postgres::{Schema, Server};
+use support::postgres::{Schema, Server, with_path};
 
 #[tokio::test]
 async fn settings_of_the_server() {
@@ -15,6 +15,17 @@ async fn settings_of_the_server() {
     // The tests' servers have fsync off.
     let ran = doctor(&url).await;
     ran.assert_finding("durability", "error", "fsync is off");
+
+    // It takes no id that its encoding lacks.
+    execute(
+        &url,
+        "CREATE DATABASE latin1 ENCODING 'LATIN1' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0",
+    )
+    .await;
+    let latin1 = with_path(&url, "latin1");
+    let made = run(&url, &["migrate", "--print"]).await;
+    execute(&latin1, &made.stdout).await;
+    doctor(&latin1).await.assert_finding("table", "error", "encoding is not UTF8");
 
     let server = set(server, &["fsync = on"]).await;
     let ran = doctor(&url).await;

@@ -110,10 +110,10 @@ async fn get_prints_the_stored_data_of_a_complete_key_and_no_state_of_an_unknown
         let got = place.run(&["get", "test", "a", "--json"]).await;
         let unknown = json!({ "namespace": "test", "id": "a", "state": null });
         assert_eq!((got.code, got.json()), (1, vec![unknown]));
-        let unknown = place.run(&["get", "twilio", "SM1"]).await;
-        unknown.assert(1, "tower-dedup list --namespace twilio --id SM1\n");
-        let unknown = place.run(&["get", "twilio", "SM1", "--hash-ids"]).await;
-        unknown.assert(1, "tower-dedup list --namespace twilio --id PART\n");
+        // The command that it names may be copied to a shell.
+        let unknown = place.run(&["get", "twilio", "$(reboot)"]).await;
+        unknown.assert(1, "tower-dedup list --id PART\n");
+        assert!(!unknown.said().contains("reboot"), "{unknown:?}");
     }
 }
 
@@ -124,6 +124,7 @@ async fn only_migrate_makes_the_table() {
         if place.url.starts_with("sqlite:") {
             place.run(&["migrate", "--check"]).await.assert(1, "missing");
             place.run(&["stats"]).await.assert(4, "there is no file");
+            place.run(&["doctor"]).await.assert(4, "there is no file");
             // A file without the table.
             run(&with(&place.url, "dedup_table=other"), &["migrate"]).await.assert(0, "");
         }
@@ -133,13 +134,18 @@ async fn only_migrate_makes_the_table() {
             (&["stats"], 4, "run `tower-dedup migrate`"),
             (&["forget", "test", "a", "--yes"], 4, "run `tower-dedup migrate`"),
             (&["purge"], 4, "run `tower-dedup migrate`"),
-            (&["doctor"], 1, "is missing"),
+            (&["doctor"], 1, "has no table"),
             (&["migrate", "--check"], 1, "missing"),
             (&["migrate"], 0, "made"),
             (&["migrate", "--check"], 0, "current"),
             (&["migrate"], 0, "is current"),
         ] {
             place.run(args).await.assert(code, words);
+        }
+        if place.url.starts_with("sqlite:") {
+            execute(&place.url, "DROP INDEX webhook_deliveries_expires_at").await;
+            place.run(&["purge"]).await.assert(4, "run `tower-dedup migrate`");
+            place.run(&["migrate"]).await.assert(0, "made");
         }
         let third = with(&place.url, "dedup_table=third");
         run(&third, &["migrate", "--check"]).await.assert(1, "missing");
@@ -152,7 +158,7 @@ async fn doctor_sees_the_table_and_its_purge_lag() {
         let url = place.url.clone();
         place.run(&["migrate"]).await.assert(0, "made");
         let other = doctor(&with(&url, "dedup_table=other")).await;
-        other.assert_finding("table", "error", "is missing");
+        other.assert_finding("table", "error", "has no table");
         let good = doctor(&url).await;
         good.assert_finding("table", "ok", "exists");
         good.assert_finding("purge", "ok", "no expired key");
@@ -162,8 +168,17 @@ async fn doctor_sees_the_table_and_its_purge_lag() {
             let found = format!("expired 1day{}", if hours == 26 { " 2h" } else { "" });
             doctor(&url).await.assert_finding("purge", level, &found);
         }
+        let older = "the store has no table of this version: run `tower-dedup migrate`";
         execute(&url, "UPDATE webhook_deliveries_schema SET version = 0").await;
-        doctor(&url).await.assert_finding("table", "error", "older");
+        doctor(&url).await.assert_finding("table", "error", older);
+        place.run(&["get", "test", "old"]).await.assert(4, older);
+        place.run(&["migrate", "--check"]).await.assert(1, older);
+        // This version has no older one, whose table it could change.
+        place.run(&["migrate"]).await.assert(4, older);
+        execute(&url, "UPDATE webhook_deliveries_schema SET version = 1").await;
+        // No version number tells of a column that another program has renamed.
+        execute(&url, "ALTER TABLE webhook_deliveries RENAME COLUMN attempts TO tries").await;
+        doctor(&url).await.assert_finding("table", "error", "cannot be read: ");
     }
 }
 
@@ -343,6 +358,20 @@ async fn control_characters_and_direction_overrides_of_ids_are_escaped() {
             assert!(ran.json().iter().all(|line| line["id"] == id), "{ran:?}");
         }
     }
+}
+
+/// The key is forgotten then, and the code alone does not say so.
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn error_of_stdout_names_it() {
+    let place = Place::sqlite();
+    place.run(&["migrate"]).await.assert(0, "made");
+    let mut command = crate::command::command();
+    command.env("TOWER_DEDUP_STORE", &place.url).arg("stats");
+    command.stdout(std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap());
+    let output = command.output().unwrap();
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert!(stderr.starts_with("error: stdout: No space left"), "{stderr}");
 }
 
 /// A reader that has gone, as `head` has, turns no no into a yes, and ends no command in a panic. Without a reader

@@ -21,7 +21,7 @@ async fn locked_table_is_waited_for_until_the_timeout() {
         ran.assert(3, "timed out");
     }
     let ran = run(&url, &["doctor", "--timeout", "300ms"]).await;
-    ran.assert(1, "cannot be read: the store timed out");
+    ran.assert(1, "cannot be read: preparing the Postgres schema: the store timed out");
     lock.rollback().await.unwrap();
     run(&url, &["stats", "--timeout", "10s"]).await.assert(0, "rows");
 }

@@ -13,7 +13,7 @@ use tower_dedup::adapter::maintenance::MaintenanceAdapter;
 
 use crate::command::{Ran, command, execute, run_with};
 use crate::keys::{Place, fill};
-use support::{dedup_key, terms};
+use support::dedup_key;
 
 async fn missed(place: &Place, args: &[&str], lines: &str) -> Ran {
     run_with(&place.url, &[&["missed"], args].concat(), lines).await
@@ -28,61 +28,7 @@ async fn complete(adapter: &dyn MaintenanceAdapter, keys: impl IntoIterator<Item
     .await;
 }
 
-/// 1,000 deliveries, of which 7 never arrived, 2 failed and 1 is running.
-#[tokio::test]
-async fn exactly_the_events_that_are_not_complete_come_out_in_their_order() {
-    for place in Place::all() {
-        let adapter = place.adapter().await;
-        let key = |number| dedup_key(&format!("evt_{number}"));
-        let never = [0, 17, 250, 251, 252, 777, 999];
-        let (failed, running) = ([3, 500], 501);
-        let others = |number: &u32| !never.contains(number) && !failed.contains(number);
-        let done = (0..1_000).filter(|number| others(number) && *number != running);
-        complete(&*adapter, done.map(key)).await;
-        for number in failed {
-            let mine = terms();
-            adapter.claim(&key(number), &mine).await.unwrap();
-            adapter.release(&key(number), &mine).await.unwrap();
-        }
-        adapter.claim(&key(running), &terms()).await.unwrap();
-        // Of another namespace.
-        complete(&*adapter, [DedupKey::new("other", "evt_0").unwrap()]).await;
-        let lines: String = (0..1_000).map(|number| format!("evt_{number}\n")).collect();
-        let states = [
-            (0, "unknown"),
-            (3, "released"),
-            (17, "unknown"),
-            (250, "unknown"),
-            (251, "unknown"),
-            (252, "unknown"),
-            (500, "released"),
-            (501, "in-flight"),
-            (777, "unknown"),
-            (999, "unknown"),
-        ];
-        let expected: String =
-            states.iter().map(|(number, state)| format!("evt_{number}\t{state}\n")).collect();
-        let ran = missed(&place, &["test"], &lines).await;
-        assert_eq!((ran.code, &ran.stdout), (1, &expected), "{ran:?}");
-        let counts =
-            "ids 1000, complete 990, in_flight 1, lapsed 0, released 2, unknown 7, unreadable 0\n";
-        assert_eq!(ran.stderr, counts);
-        let ran = missed(&place, &["test", "--ids-only"], &lines).await;
-        let ids: String = states.iter().map(|(number, _)| format!("evt_{number}\n")).collect();
-        assert_eq!((ran.code, ran.stdout), (1, ids));
-
-        // The same for all is complete, and for a list without an id.
-        complete(&*adapter, never.into_iter().chain(failed).map(key)).await;
-        let lines = lines.replace("evt_501\n", "");
-        let ran = missed(&place, &["test"], &lines).await;
-        assert_eq!((ran.code, &*ran.stdout), (0, ""), "{ran:?}");
-        let ran = missed(&place, &["test"], "\n\r\n").await;
-        assert_eq!((ran.code, &*ran.stdout), (0, ""), "{ran:?}");
-        ran.assert(0, "ids 0, ");
-    }
-}
-
-/// Every state, and every way to print it.
+/// Every state in the order of the list, and every way to print it.
 #[tokio::test]
 async fn state_of_each_event_is_printed() {
     for place in Place::all() {
@@ -100,6 +46,13 @@ async fn state_of_each_event_is_printed() {
         assert_eq!(counts, expected);
         let hashed = missed(&place, &["test", "--hash-ids"], "bad\n").await;
         assert_eq!(hashed.stdout, format!("#{}\treleased\n", dedup_key("bad").log_id()));
+        let ids = missed(&place, &["test", "--ids-only"], lines).await;
+        assert_eq!((ids.code, &*ids.stdout), (1, "run\ngone\nbad\nnone\nnone\n"));
+        for (lines, ids) in [("done\ndone\n", "ids 2, complete 2, "), ("\n\r\n", "ids 0, ")] {
+            let ran = missed(&place, &["test"], lines).await;
+            assert_eq!(ran.stdout, "", "{ran:?}");
+            ran.assert(0, ids);
+        }
     }
 }
 

@@ -105,10 +105,6 @@ impl PostgresAdapter {
         Self(Arc::new(PostgresStore::new(pool, options, true)))
     }
 
-    /// The version of the table that [`migrate`](Self::migrate) makes, as its version table stores
-    /// it.
-    pub(crate) const SCHEMA_VERSION: i32 = super::schema::VERSION;
-
     /// Returns the statements that [`migrate`](Self::migrate) runs, for your own migrations.
     #[must_use]
     pub fn schema_sql(&self) -> Vec<String> {

@@ -123,9 +123,11 @@ impl SqliteAdapter {
         Self(Arc::new(SqliteStore::new(pool.clone(), pool, options, true)))
     }
 
-    /// The version of the table that [`migrate`](Self::migrate) makes, as its version table stores
-    /// it.
-    pub(crate) const SCHEMA_VERSION: i64 = super::statements::VERSION;
+    /// Returns `true` if the file has the table of this version. Makes nothing.
+    pub(crate) async fn has_table(&self) -> Result<bool, StoreError> {
+        let found = usable(self)?.finds_schema().await;
+        found.map_err(|error| store_error("preparing the SQLite schema", error))
+    }
 
     /// Returns the statements that [`migrate`](Self::migrate) runs, for your own migrations.
     #[must_use]

@@ -86,7 +86,7 @@ impl SqliteStore {
         }
     }
 
-    async fn finds_schema(&self) -> Result<bool, sqlx::Error> {
+    pub(super) async fn finds_schema(&self) -> Result<bool, sqlx::Error> {
         let tables = query(&self.statements.tables).fetch_one(&self.readers).await?;
         // Both tables and the index.
         if tables.try_get::<i64, _>(0)? != 3 {
