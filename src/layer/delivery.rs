@@ -40,7 +40,7 @@ use super::config::Config;
 use super::end::DeliveryEnd;
 use super::gate::{Admitted, NotAdmitted};
 use super::policy::{OnInFlight, OnMismatch};
-use super::request::Run;
+use super::request::{Run, set_end};
 use super::stored::read_success;
 use crate::adapter::contract::Seen;
 use crate::delivery::Delivery;
@@ -211,8 +211,10 @@ where
             if let Some(delivery) = &delivery {
                 self.wake_waiters(delivery);
             }
+            let mut is_own = ended.outcome == Outcome::HandlerTimeout;
             if let Some(other) = self.other_ending(ended.outcome, settled, instead) {
                 ended = other;
+                is_own = true;
             }
             self.set_retry_after(&mut ended.ending);
             let end = match (&delivery, ended.outcome) {
@@ -230,7 +232,8 @@ where
                 // An answer of the layer's own has its end.
                 _ => return ended,
             };
-            self.set_end(&mut ended.ending, end);
+            // An answer of the layer's own has its end, whether the request asks or not.
+            set_end(&mut ended.ending, end.filter(|_| is_own || self.reports_end));
             ended
         }
     }

@@ -113,13 +113,6 @@ impl<S, L, B> Run<S, L, B> {
         self.layer.gate.waiters.wake(delivery.events().iter().flat_map(Event::identities));
     }
 
-    /// Sets what the response of a handler reports of the delivery's events.
-    pub(super) fn set_end<R, E>(&self, ending: &mut Ending<R, E>, end: Option<DeliveryEnd>) {
-        if let Ok(Ok(response)) = ending {
-            end::set(response, end.filter(|_| self.reports_end));
-        }
-    }
-
     /// Replaces the `Retry-After` of a rejection by that of the layer.
     pub(super) fn set_retry_after<R, E>(&self, ending: &mut Ending<R, E>) {
         if let Ok(Ok(response)) = ending
@@ -203,6 +196,13 @@ impl<S, L, B> Run<S, L, B> {
             let bytes = event.payload().or((!is_multi_event).then_some(&self.body));
             bytes.map(|bytes| part.sha256(&RequestRef::new(&self.head, bytes))).transpose()
         })
+    }
+}
+
+/// Sets what the response reports of the delivery's events.
+pub(super) fn set_end<R, E>(ending: &mut Ending<R, E>, end: Option<DeliveryEnd>) {
+    if let Ok(Ok(response)) = ending {
+        end::set(response, end);
     }
 }
 

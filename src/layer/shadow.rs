@@ -21,7 +21,7 @@ use tower_service::Service;
 use super::answer::{Ended, Ending};
 use super::delivery::judge;
 use super::end::DeliveryEnd;
-use super::request::{NOT_VERIFIED, Run, caught};
+use super::request::{NOT_VERIFIED, Run, caught, set_end};
 use crate::adapter::contract::Fetch;
 use crate::delivery::{Delivery, Verdict};
 use crate::error::KeyError;
@@ -162,7 +162,7 @@ where
             self.wake_waiters(claimed);
         }
         self.set_retry_after(&mut ended.ending);
-        self.set_end(&mut ended.ending, Some(DeliveryEnd::Undecided));
+        set_end(&mut ended.ending, self.reports_end.then_some(DeliveryEnd::Undecided));
         ended
     }
 

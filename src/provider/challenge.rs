@@ -1,9 +1,11 @@
 //! [`Challenge`]: the request by which a sender checks an endpoint, and the answer that it expects,
-//! as data. The feature `verify` answers it.
+//! as data. [`Handshake`] reads it. The feature `verify` answers it.
+
+use std::borrow::Cow;
 
 use http::{Method, StatusCode};
 
-use crate::key::{self, KeyPart};
+use crate::key::{self, KeyPart, RequestRef};
 
 /// A request that carries no event, and whose sender reads the answer.
 #[derive(Debug)]
@@ -62,7 +64,7 @@ impl Challenge {
 
 impl Answer {
     /// Returns the field that the answer repeats.
-    pub(crate) fn field(&self) -> Option<Field> {
+    fn field(&self) -> Option<Field> {
         match *self {
             Self::Text(field) | Self::Member(_, field) | Self::Code(field) => Some(field),
             Self::Origin(field) => Some(field),
@@ -72,7 +74,7 @@ impl Answer {
 }
 
 impl Field {
-    pub(crate) fn part(self) -> KeyPart {
+    fn part(self) -> KeyPart {
         match self {
             Self::Header(name) => key::header(name),
             Self::Query(parameter) => key::query(parameter),
@@ -80,9 +82,62 @@ impl Field {
         }
     }
 
-    pub(crate) fn is_in_body(self) -> bool {
+    fn is_in_body(self) -> bool {
         matches!(self, Self::Body(_))
     }
+}
+
+/// A challenge, with the parts that read its fields.
+pub(crate) struct Handshake {
+    pub(crate) challenge: &'static Challenge,
+    marks: Vec<(KeyPart, Option<&'static str>)>,
+    pub(crate) token: Option<KeyPart>,
+    /// `None` if the answer repeats nothing.
+    value: Option<KeyPart>,
+}
+
+impl Handshake {
+    pub(crate) fn new(challenge: &'static Challenge) -> Self {
+        let marks = challenge.marks.iter().map(|(field, value)| (field.part(), *value)).collect();
+        let token = challenge.token.map(Field::part);
+        let value = challenge.answer.field().map(Field::part);
+        Self { challenge, marks, token, value }
+    }
+
+    /// Returns `true` if the handshake has a body. In any other, a body may be an event.
+    pub(crate) fn has_body(&self) -> bool {
+        let marks = self.challenge.marks.iter().map(|(field, _)| *field);
+        marks.chain(self.challenge.answer.field()).any(Field::is_in_body)
+    }
+
+    /// Returns `true` if the request has what marks this handshake; in its head, unless it is the
+    /// whole request.
+    pub(crate) fn is_marked(&self, request: &RequestRef<'_>, is_whole: bool) -> bool {
+        let has = |part: &KeyPart, value| part.read(request).is_ok_and(|it| it.as_deref() == value);
+        let mut marks = self.challenge.marks.iter().zip(&self.marks);
+        *request.method() == self.challenge.method
+            && marks.all(|((field, _), (part, value))| match (field.is_in_body(), value) {
+                (true, _) if !is_whole => true,
+                (true, Some(text)) if !contains(request.body(), text) => false,
+                _ => has(part, *value),
+            })
+    }
+
+    /// Returns the value that the answer to this request repeats, an empty one if it repeats
+    /// nothing; `None` if the request is another one.
+    pub(crate) fn read<'r>(&self, request: &RequestRef<'r>) -> Option<Cow<'r, str>> {
+        if !(self.has_body() || request.body().is_empty()) || !self.is_marked(request, true) {
+            return None;
+        }
+        let Some(part) = &self.value else { return Some(Cow::Borrowed("")) };
+        part.read(request).ok().flatten()
+    }
+}
+
+/// Returns `true` if the text stands in the body. Most events are told from a handshake so, without
+/// a walk through their JSON: no sender writes the text of a mark with escapes.
+fn contains(body: &[u8], text: &str) -> bool {
+    str::from_utf8(body).is_ok_and(|body| body.contains(text))
 }
 
 /// The GET by which Meta checks a URL.

@@ -22,12 +22,12 @@ pub const SLACK: Preset = Preset {
     name: "slack",
     rule: || Rule::part(key::json("/event_id")),
     event_type: Some(|| key::json("/event/type")),
-    bypass: Some(is_no_slack_event),
     challenges: &[Challenge {
         marks: &[(Field::Body("/type"), Some("url_verification"))],
         answer: Answer::Text(Field::Body("/challenge")),
         ..POSTED
     }],
+    bypass: Some(is_no_slack_event),
     floor: 12 * MINUTE, // twice the 6 min of the schedule
     scheme: Some(
         Scheme::hmac_sha256(
@@ -46,8 +46,7 @@ fn is_no_slack_event(request: &RequestRef<'_>) -> bool {
     if request.is_of(FORM) {
         return !without_mark(request.body()).trim_ascii_start().starts_with(b"{");
     }
-    let kind = value(request, "/type");
-    matches!(kind.as_deref(), Some("url_verification" | "app_rate_limited"))
+    value(request, "/type").as_deref() == Some("app_rate_limited")
 }
 
 /// Discord: `/id` of an interaction; for a webhook event, which has no id, the digest of the body.
@@ -65,10 +64,6 @@ pub const DISCORD: Preset = Preset {
     name: "discord",
     rule: || Rule::part(key::json("/id").or(key::body_digest())),
     event_type: Some(|| key::json("/event/type")),
-    bypass: Some(|request| {
-        let kind = value(request, "/type");
-        matches!(kind.as_deref(), Some("0" | "1")) && lacks(request, "/event")
-    }),
     challenges: &[
         Challenge {
             marks: &[(Field::Body("/type"), Some("0")), (Field::Body("/event"), None)],
@@ -120,7 +115,6 @@ pub const TWITCH: Preset = Preset {
     name: "twitch",
     rule: || Rule::part(key::header("twitch-eventsub-message-id")),
     event_type: Some(|| key::json("/subscription/type")),
-    bypass: Some(is_no_twitch_event),
     challenges: &[Challenge {
         marks: &[
             (Field::Header("twitch-eventsub-message-type"), Some("webhook_callback_verification")),
@@ -130,6 +124,7 @@ pub const TWITCH: Preset = Preset {
         answer: Answer::Text(Field::Body("/challenge")),
         ..POSTED
     }],
+    bypass: Some(is_revocation),
     floor: 7 * DAY, // our estimate: no schedule is documented
     scheme: Some(
         Scheme::hmac_sha256(
@@ -151,10 +146,9 @@ pub const TWITCH: Preset = Preset {
     ..DEFAULTS
 };
 
-fn is_no_twitch_event(request: &RequestRef<'_>) -> bool {
-    let is = |kind| header_is(request, "twitch-eventsub-message-type", kind);
-    let has_no_event = ["/event", "/events"].into_iter().all(|pointer| lacks(request, pointer));
-    (is("webhook_callback_verification") || is("revocation")) && has_no_event
+fn is_revocation(request: &RequestRef<'_>) -> bool {
+    header_is(request, "twitch-eventsub-message-type", "revocation")
+        && ["/event", "/events"].into_iter().all(|pointer| lacks(request, pointer))
 }
 
 /// LINE's Messaging API: `/webhookEventId` of each event; the digest of an event without one.
@@ -197,7 +191,6 @@ pub const LINE: Preset = Preset {
 pub const ZOOM: Preset = Preset {
     name: "zoom",
     event_type: Some(|| key::json("/event")),
-    bypass: Some(|request| value(request, "/event").as_deref() == Some("endpoint.url_validation")),
     challenges: &[Challenge {
         marks: &[(Field::Body("/event"), Some("endpoint.url_validation"))],
         answer: Answer::Code(Field::Body("/payload/plainToken")),

@@ -104,10 +104,6 @@ fn unwrapped(request: &RequestRef<'_>) -> Result<Option<String>, KeyError> {
 pub const AZURE_EVENT_GRID: Preset = Preset {
     name: "azure-event-grid",
     rule: || Rule::Reader(event_grid),
-    bypass: Some(|request| {
-        header_is(request, "aeg-event-type", "SubscriptionValidation")
-            && value(request, "/0/data/validationCode").is_some()
-    }),
     challenges: &[
         Challenge {
             marks: &[(Field::Header("aeg-event-type"), Some("SubscriptionValidation"))],
@@ -146,10 +142,6 @@ fn event_grid(events: Events<'_>) -> Result<Extracted, KeyError> {
 pub const MICROSOFT_GRAPH: Preset = Preset {
     name: "microsoft-graph",
     rule: || Rule::Reader(graph),
-    bypass: Some(|request| {
-        let token = key::query("validationToken").read(request);
-        request.body().is_empty() && token.is_ok_and(|token| token.is_some())
-    }),
     challenges: &[Challenge { answer: Answer::Text(Field::Query("validationToken")), ..POSTED }],
     floor: 8 * HOUR, // twice the 4 h of the schedule
     sample: r#"{"value":[{"subscriptionId":"sample","changeType":"created","resource":"users/sample/messages/sample","resourceData":{"@odata.etag":"{id}"}}]}"#,

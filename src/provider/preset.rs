@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use http::Method;
 
-use super::challenge::Challenge;
+use super::challenge::{Challenge, Handshake};
 use super::scheme::Scheme;
 use crate::key::{self, IntoKeyExtractor, KeyExtractor, KeyPart, RequestRef, Rule};
 
@@ -28,11 +28,11 @@ pub struct Preset {
     pub(super) event_type: Option<fn() -> KeyPart>,
     /// The requests without an event whose sender needs no more than a 2xx: the layer answers them.
     pub(super) handshake: Option<Condition>,
+    /// The requests without an event whose sender wants an echo: a layer of `verify` answers them,
+    /// or the handler.
+    pub(crate) challenges: &'static [Challenge],
     /// The other requests without an event: the handler answers them.
     pub(super) bypass: Option<Condition>,
-    /// The requests of these whose sender wants an echo.
-    #[cfg_attr(not(feature = "verify"), expect(dead_code, reason = "`verify` answers them"))]
-    pub(crate) challenges: &'static [Challenge],
     pub(super) methods: &'static [Method],
     /// The shortest retention, in seconds.
     pub(super) floor: u64,
@@ -58,8 +58,8 @@ pub(super) const DEFAULTS: Preset = Preset {
     rule: || Rule::part(key::body_digest()),
     event_type: None,
     handshake: None,
-    bypass: None,
     challenges: &[],
+    bypass: None,
     methods: &[Method::POST],
     floor: 0,
     max_body: None,
@@ -128,10 +128,19 @@ impl Preset {
         if let Some(is_handshake) = self.handshake {
             keys = keys.handshake_when(is_handshake);
         }
+        if !self.challenges.is_empty() {
+            let all = self.handshakes();
+            keys = keys.bypass_when(move |it| all.iter().any(|one| one.read(it).is_some()));
+        }
         if let Some(is_no_event) = self.bypass {
             keys = keys.bypass_when(is_no_event);
         }
         keys
+    }
+
+    /// Returns the handshakes whose sender wants an echo.
+    pub(crate) fn handshakes(&self) -> Vec<Handshake> {
+        self.challenges.iter().map(Handshake::new).collect()
     }
 
     /// Returns the methods by which the sender delivers.

@@ -1,6 +1,5 @@
 //! [`EchoLayer`] and [`Echo`]: answers the requests by which senders check an endpoint.
 
-use std::borrow::Cow;
 use std::fmt;
 use std::future::{Future, poll_fn};
 use std::mem;
@@ -22,11 +21,11 @@ use tower_service::Service;
 
 use super::received::code;
 use crate::error::{BoxError, ConfigError};
-use crate::key::{KeyPart, RequestRef, escaped, hex};
+use crate::key::{RequestRef, escaped, hex};
 use crate::layer::{BODY_TIMEOUT, Collect, ResponseBody, Verified};
 use crate::observe;
 use crate::provider::Preset;
-use crate::provider::challenge::{Answer, Challenge, Field};
+use crate::provider::challenge::{Answer, Challenge, Handshake};
 use crate::provider::scheme::Proof;
 
 /// The longest body, in bytes, in which a handshake is looked for.
@@ -72,7 +71,7 @@ const ALLOWED_RATE: HeaderName = HeaderName::from_static("webhook-allowed-rate")
 /// | as the sender expects it: the value as `text/plain; charset=utf-8`, JSON, or a header | a handshake |
 /// | 403 | the verify token is missing or wrong; it is compared in constant time |
 /// | 401 | the answer is a code by the secret (Zoom), and the request is not [`Verified`]: otherwise anybody could have a value of their choice signed |
-/// | 408, 400 | the body does not arrive within 10 s, or ends in an error |
+/// | 408, 400, 413 | the body does not arrive within 10 s, ends in an error, or is longer than 16 KiB and has not announced its length |
 ///
 /// An answer has `X-Content-Type-Options: nosniff`, so that a browser never shows the value as a
 /// page.
@@ -81,9 +80,10 @@ const ALLOWED_RATE: HeaderName = HeaderName::from_static("webhook-allowed-rate")
 /// repeated, empty or longer than 4 KiB, and a request with a body if the handshakes of the sender
 /// have none.
 ///
-/// A body is read only if the handshakes of the sender have one, the head may be that of a
-/// handshake, and the length is known and at most 16 KiB; the inner service gets it whole. Inside
-/// of a layer of this crate, each length is known.
+/// A body is read only if the head may be that of a handshake. If the handshakes of the sender have
+/// a body, the length has to be known and at most 16 KiB; otherwise, a body of unknown length is
+/// read to see that it is empty. The inner service gets it whole. Inside of a layer of this crate,
+/// each length is known.
 ///
 /// It takes every request body that can be made of [`Bytes`], such as axum's or [`Full`], and
 /// passes the same type on. Around a hyper service, put it inside a layer of this crate, or map
@@ -141,8 +141,8 @@ impl Preset {
             _ => {}
         }
         let secret = secret.unwrap_or_default().as_bytes().into();
-        let all = self.challenges.iter().map(Handshake::new).collect();
-        Ok(EchoLayer { handshakes: Arc::new(Handshakes { sender, secret, all }) })
+        let handshakes = Handshakes { sender, secret, all: self.handshakes() };
+        Ok(EchoLayer { handshakes: Arc::new(handshakes) })
     }
 }
 
@@ -198,63 +198,22 @@ struct Handshakes {
     all: Vec<Handshake>,
 }
 
-/// A challenge, with the parts that read its fields.
-struct Handshake {
-    challenge: &'static Challenge,
-    marks: Vec<(KeyPart, Option<&'static str>)>,
-    token: Option<KeyPart>,
-    /// `None` if the answer repeats nothing.
-    value: Option<KeyPart>,
-}
-
-impl Handshake {
-    fn new(challenge: &'static Challenge) -> Self {
-        let marks = challenge.marks.iter().map(|(field, value)| (field.part(), *value)).collect();
-        let token = challenge.token.map(Field::part);
-        let value = challenge.answer.field().map(Field::part);
-        Self { challenge, marks, token, value }
-    }
-
-    fn reads_body(&self) -> bool {
-        let marks = self.challenge.marks.iter().map(|(field, _)| *field);
-        marks.chain(self.challenge.answer.field()).any(Field::is_in_body)
-    }
-
-    /// Returns `true` if the request has what marks this handshake; in its head, unless it is the
-    /// whole request.
-    fn is_met(&self, request: &RequestRef<'_>, is_whole: bool) -> bool {
-        let has = |part: &KeyPart, value| part.read(request).is_ok_and(|it| it.as_deref() == value);
-        let mut marks = self.challenge.marks.iter().zip(&self.marks);
-        *request.method() == self.challenge.method
-            && marks.all(|((field, _), (part, value))| match (field.is_in_body(), value) {
-                (true, _) if !is_whole => true,
-                (true, Some(text)) if !contains(request.body(), text) => false,
-                _ => has(part, *value),
-            })
-    }
-
-    /// Returns the value that the answer repeats; an empty one if it repeats nothing.
-    fn value<'r>(&self, request: &RequestRef<'r>) -> Option<Cow<'r, str>> {
-        let Some(part) = &self.value else { return Some(Cow::Borrowed("")) };
-        part.read(request).ok().flatten().filter(|value| value.len() <= MAX_ECHO)
-    }
-}
-
 impl Handshakes {
-    /// Returns whether the body decides if the request is a handshake; `None` if it is none.
+    /// Returns whether the body has to be read to know if the request is a handshake; `None` if it
+    /// is none.
     fn reads_body<R: Body>(&self, head: &Parts, body: &R) -> Option<bool> {
         let nothing = Bytes::new();
         let of_head = RequestRef::new(head, &nothing);
-        let met = self.all.iter().filter(|handshake| handshake.is_met(&of_head, false));
-        let reads_body = met.map(Handshake::reads_body).reduce(|one, other| one || other)?;
+        let marked = self.all.iter().filter(|handshake| handshake.is_marked(&of_head, false));
+        let has_body = marked.map(Handshake::has_body).reduce(|one, other| one || other)?;
         let length = body.size_hint();
-        let fits = if reads_body {
+        let fits = if has_body {
             length.upper().is_some_and(|length| length <= MAX_BODY as u64)
         } else {
-            // What is in the body of a request whose head is enough may be an event.
+            // A body of unknown length may be empty.
             length.lower() == 0
         };
-        fits.then_some(reads_body)
+        fits.then_some(length.upper() != Some(0))
     }
 
     /// Answers a handshake, or returns any other request.
@@ -278,8 +237,8 @@ impl Handshakes {
             body = R::from(bytes.clone());
         }
         let of = RequestRef::new(&head, &bytes);
-        let answer = self.all.iter().filter(|it| it.is_met(&of, true)).find_map(|handshake| {
-            let value = handshake.value(&of)?;
+        let answer = self.all.iter().find_map(|handshake| {
+            let value = handshake.read(&of).filter(|value| value.len() <= MAX_ECHO)?;
             Some(self.answer_to(handshake, &of, &value))
         });
         match answer {
@@ -327,12 +286,6 @@ impl Handshakes {
         observe::records::echoed(self.sender, &path);
         answer
     }
-}
-
-/// Returns `true` if the text stands in the body. Most events are told from a handshake so, without
-/// a walk through their JSON: no sender writes the text of a mark with escapes.
-fn contains(body: &[u8], text: &str) -> bool {
-    str::from_utf8(body).is_ok_and(|body| body.contains(text))
 }
 
 fn json_of(value: &Value) -> Response<Bytes> {

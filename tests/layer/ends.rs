@@ -84,6 +84,10 @@ async fn end_of_a_handler_that_hangs_is_a_release() {
     let handler = Handler::default();
     handler.hold();
     let layer = lease().handler_timeout(Duration::from_secs(1));
+    // An answer of the layer's own has its end, whether the request asks or not.
+    let response = send(&layer.layer(handler.service()), request("a")).await;
+    assert_eq!(answered(&response), (504, Some("handler-timeout")));
+    assert_eq!(response.extensions().get(), Some(&DeliveryEnd::Released));
     assert_eq!(end_of(layer, handler, [request("a")]).await, Some(DeliveryEnd::Released));
 }
 
@@ -128,8 +132,14 @@ async fn failure_of_a_list_with_an_event_elsewhere_is_in_flight() {
     let layer = DedupLayer::new(by_word(), memory()).on_in_flight(OnInFlight::Reject);
     let first = spawn_send(&layer.layer(handler.service()), event("-", "a"));
     handler.running(1).await;
-    let end = end_of(layer, failing(), [event("-", "a b")]).await;
+    let end = end_of(layer.clone(), failing(), [event("-", "a b")]).await;
     assert_eq!(end, Some(DeliveryEnd::InFlight));
+    // The layer answers in the place of a 2xx that is no success.
+    let layer = layer.success_when(|response| response.status == 200);
+    let service = layer.layer(Handler::default().then(202).service());
+    let response = send(&service, event("-", "a c")).await;
+    assert_eq!(answered(&response), (503, Some("in-flight")));
+    assert_eq!(response.extensions().get(), Some(&DeliveryEnd::InFlight));
     handler.release();
     first.await.unwrap();
 }

@@ -377,6 +377,25 @@ async fn body_of_another_length_is_passed_on() {
     }
 }
 
+/// A handshake without a body may have one of unknown length, which is empty. In any other, there is an event.
+#[tokio::test]
+async fn body_of_a_handshake_without_one_is_read_if_its_length_is_unknown() {
+    let chunked = |chunks: &'static [&'static str]| {
+        let chunks = chunks.iter().map(|chunk| Ok::<_, io::Error>(Bytes::from(*chunk)));
+        let body = Body::from_stream(stream::iter(chunks));
+        Request::post("/?validationToken=c").body(body).unwrap()
+    };
+    let event = r#"POST /?validationToken=c b"{\"value\":[]}""#;
+    for (chunks, expected) in [
+        (&[] as &[_], (200, "c")),
+        (&["", ""], (200, "c")),
+        (&[r#"{"value":"#, "[]}"], (202, event)),
+    ] {
+        let (status, _, body) = send(echo(MICROSOFT_GRAPH), chunked(chunks)).await;
+        assert_eq!((status.as_u16(), &*body), expected, "{chunks:?}");
+    }
+}
+
 /// A body that announces its length, and never arrives, or breaks off.
 struct Announced(Option<io::Error>);
 
