@@ -90,16 +90,16 @@ impl RetryJob {
             if failed.is_some() && Instant::now() >= end {
                 break;
             }
-            let errors = match &self.write {
-                Write::Claim => call::errors(calls.claim(keys).await),
-                Write::Release => call::errors(calls.release(keys).await),
+            let error = match &self.write {
+                Write::Claim => call::error(calls.claim(keys).await),
+                Write::Release => call::error(calls.release(keys).await),
                 Write::Complete(lease) => {
                     let replies = calls.complete(keys).await;
                     report(keys, &replies, lease);
-                    call::errors(replies)
+                    call::error(replies)
                 }
             };
-            failed = failed.or_else(|| errors.into_iter().next());
+            failed = failed.or(error);
         }
         failed
     }

@@ -19,7 +19,6 @@ use crate::key::{Event, Keys, List};
 use crate::observe;
 
 /// How a delivery begins.
-#[derive(Debug)]
 pub(crate) enum Begin {
     /// The handler runs.
     First {

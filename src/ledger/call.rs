@@ -2,13 +2,13 @@
 
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, RefUnwindSafe, UnwindSafe, catch_unwind};
-use std::pin::{Pin, pin};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use futures_util::stream::FuturesUnordered;
-use futures_util::{StreamExt, poll};
+use futures_util::future::join_all;
+use futures_util::poll;
 use tokio::task::coop::unconstrained;
 use tokio::time::{Instant, timeout};
 
@@ -119,9 +119,8 @@ macro_rules! calls {
 calls!(claim "claiming keys" ClaimReply, renew "renewing leases" RenewReply,
     complete "completing keys" CompleteReply, release "releasing keys" (), is_complete "reading completions" bool);
 
-/// Makes a call for each key, all at once, within one bound and by one timer. Calls for which a
-/// store has no room beside the others are made again, because the store has executed nothing of
-/// them.
+/// Makes a call for each key, all at once, within one bound. Calls for which a store has no room
+/// beside the others are made again, because the store has executed nothing of them.
 async fn each<'k, T>(
     operation: Operation,
     keys: &'k [KeyedTerms],
@@ -129,29 +128,23 @@ async fn each<'k, T>(
     call: impl Fn(&'k KeyedTerms) -> StoreFuture<'k, T> + Copy + Send,
 ) -> List<Result<T, StoreError>> {
     let end = Instant::now() + bound;
-    let mut replies: Vec<Option<Result<T, StoreError>>> = keys.iter().map(|_| None).collect();
-    let mut asked: Vec<usize> = (0..keys.len()).collect();
+    let ask = |at: usize, left| bounded(operation, left, move || call(&keys[at]));
+    let mut asked = keys.len();
+    let mut replies = join_all((0..asked).map(|at| ask(at, bound))).await;
     loop {
-        let begin = |at: &usize| MeasuredCall::begin(*at, operation, || call(&keys[*at]));
-        let mut calls: FuturesUnordered<_> = asked.iter().map(begin).collect();
-        let left = end.saturating_duration_since(Instant::now());
-        let all = async {
-            while let Some((at, reply)) = calls.next().await {
-                replies[at] = Some(reply);
-            }
-        };
-        if within(left, pin!(all)).await.is_none() {
-            calls.iter_mut().for_each(|call| replies[call.at] = Some(call.time_out()));
-        }
         let is_refused = |at: &usize| {
-            let error = replies[*at].as_ref().and_then(|reply| reply.as_ref().err());
-            error.is_some_and(|error| error.kind() == StoreErrorKind::Overloaded)
+            replies[*at].as_ref().is_err_and(|error| error.kind() == StoreErrorKind::Overloaded)
         };
-        let refused: Vec<usize> = asked.iter().copied().filter(is_refused).collect();
-        if refused.is_empty() || refused.len() == asked.len() || Instant::now() >= end {
-            return replies.into_iter().flatten().collect();
+        let refused: Vec<usize> = (0..keys.len()).filter(is_refused).collect();
+        let left = end.saturating_duration_since(Instant::now());
+        if refused.is_empty() || refused.len() == asked || left.is_zero() {
+            return replies.into();
         }
-        asked = refused;
+        asked = refused.len();
+        let again = join_all(refused.iter().map(|at| ask(*at, left))).await;
+        for (at, reply) in refused.into_iter().zip(again) {
+            replies[at] = reply;
+        }
     }
 }
 
@@ -160,8 +153,9 @@ pub(super) fn all<T>(replies: List<Result<T, StoreError>>) -> Result<List<T>, St
     replies.into_iter().collect()
 }
 
-pub(super) fn errors<T>(replies: List<Result<T, StoreError>>) -> Vec<StoreError> {
-    replies.into_iter().filter_map(Result::err).collect()
+/// Returns the first error.
+pub(super) fn error<T>(replies: List<Result<T, StoreError>>) -> Option<StoreError> {
+    replies.into_iter().find_map(Result::err)
 }
 
 /// Runs `call` within `bound`, and measures it.
@@ -173,26 +167,19 @@ fn bounded<'c, T: 'c>(
     call: impl FnOnce() -> StoreFuture<'c, T>,
 ) -> impl Future<Output = Result<T, StoreError>> + Send {
     // Outside of the future, which would store `call` beside its future.
-    let mut call = MeasuredCall::begin(0, operation, call);
+    let mut call = MeasuredCall::begin(operation, call);
     async move {
-        let ended = within(bound, &mut call).await;
-        ended.map_or_else(|| call.time_out(), |(_, reply)| reply)
+        // The bound begins with the first wait: a store in memory replies without a timer.
+        if let Poll::Ready(reply) = poll!(&mut call) {
+            return reply;
+        }
+        let ended = Box::pin(timeout(bound, &mut call)).await;
+        ended.unwrap_or_else(|_| call.time_out())
     }
-}
-
-/// Returns `None` after `bound`, which begins with the first wait: a store in memory replies
-/// without a timer.
-async fn within<F: Future + Unpin>(bound: Duration, mut future: F) -> Option<F::Output> {
-    if let Poll::Ready(output) = poll!(&mut future) {
-        return Some(output);
-    }
-    Box::pin(timeout(bound, future)).await.ok()
 }
 
 /// A call that is measured. If it panics, it fails with [`StoreErrorKind::Unavailable`].
 struct MeasuredCall<'c, T> {
-    /// The position of its key.
-    at: usize,
     operation: Operation,
     span: StoreSpan,
     /// `None` after a panic or a timeout.
@@ -200,10 +187,10 @@ struct MeasuredCall<'c, T> {
 }
 
 impl<'c, T> MeasuredCall<'c, T> {
-    fn begin(at: usize, operation: Operation, call: impl FnOnce() -> StoreFuture<'c, T>) -> Self {
+    fn begin(operation: Operation, call: impl FnOnce() -> StoreFuture<'c, T>) -> Self {
         let span = StoreSpan::begin(operation[0]);
         let call = catch_unwind(AssertUnwindSafe(|| span.in_scope(call))).ok();
-        Self { at, operation, span, call }
+        Self { operation, span, call }
     }
 
     fn end(&self, reply: Result<T, StoreError>) -> Result<T, StoreError> {
@@ -225,16 +212,16 @@ impl<'c, T> MeasuredCall<'c, T> {
 }
 
 impl<T> Future for MeasuredCall<'_, T> {
-    type Output = (usize, Result<T, StoreError>);
+    type Output = Result<T, StoreError>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.get_mut();
-        let Some(call) = &mut this.call else { return Poll::Ready((this.at, this.panicked())) };
+        let Some(call) = &mut this.call else { return Poll::Ready(this.panicked()) };
         let poll = || this.span.in_scope(|| call.as_mut().poll(cx));
         match catch_unwind(AssertUnwindSafe(poll)) {
             Ok(Poll::Pending) => Poll::Pending,
-            Ok(Poll::Ready(reply)) => Poll::Ready((this.at, this.end(reply))),
-            Err(_panic) => Poll::Ready((this.at, this.panicked())),
+            Ok(Poll::Ready(reply)) => Poll::Ready(this.end(reply)),
+            Err(_panic) => Poll::Ready(this.panicked()),
         }
     }
 }

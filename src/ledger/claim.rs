@@ -34,7 +34,6 @@
 //! Under [`DedupLayer::new`](crate::DedupLayer::new), the same applies to a handler that begins
 //! such a transaction, or takes a statement for one. No other handler has to commit.
 
-use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
 
@@ -53,7 +52,6 @@ use crate::error::StoreError;
 use crate::key::List;
 
 /// How a claim has ended.
-#[derive(Debug)]
 pub(crate) enum Settled {
     /// The claim ended as its handler did: the events are complete, or released.
     Done,
@@ -244,11 +242,5 @@ impl Drop for Claim {
                 self.ledger.background.repeat(None, job, (pending, renewal));
             }
         }
-    }
-}
-
-impl fmt::Debug for Claim {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Claim").field("keys", &self.lease.of_ledger.keys).finish_non_exhaustive()
     }
 }
