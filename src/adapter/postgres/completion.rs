@@ -62,8 +62,11 @@ impl CompletionDatabase for Postgres {
         completion: &Completion,
         pool: &PgPool,
     ) -> Result<Option<Connected<Self>>, E> {
-        let Some(own) = &completion.own else { return Ok(None) };
-        let OwnDatabase::Postgres { .. } = own.database else { return Ok(None) };
+        let Some(own @ OwnCompletion { database: OwnDatabase::Postgres { .. }, .. }) =
+            completion.own.as_deref()
+        else {
+            return Ok(None);
+        };
         let mark = own.mark();
         let mut begin = format!("BEGIN NOT DEFERRABLE; SET LOCAL tower_dedup.tx = '{mark}'");
         if let Some(idle) = idle_ms(own) {

@@ -45,14 +45,16 @@ impl CompletionDatabase for Sqlite {
         completion: &Completion,
         pool: &SqlitePool,
     ) -> Result<Option<Connected<Self>>, E> {
-        let Some(own) = &completion.own else { return Ok(None) };
-        let OwnDatabase::Sqlite { write_lock_timeout: bound } = own.database else {
+        let Some(OwnCompletion {
+            database: OwnDatabase::Sqlite { write_lock_timeout: bound }, ..
+        }) = completion.own.as_deref()
+        else {
             return Ok(None);
         };
         let FileLocks { writer, handlers } = &*locks_of(&pool.connect_options());
-        let handler = locked(handlers, bound, StoreErrorKind::Timeout).await?;
+        let handler = locked(handlers, *bound, StoreErrorKind::Timeout).await?;
         let connection = acquire(pool).await?;
-        let writer = locked(writer, bound, StoreErrorKind::Timeout).await?;
+        let writer = locked(writer, *bound, StoreErrorKind::Timeout).await?;
         // The first BEGIN fails in a transaction that was left open. BEGIN IMMEDIATE would give it
         // the write lock before it fails. The savepoint shows whether the transaction goes on: an
         // ignored `INSERT OR ROLLBACK` ends it.
