@@ -39,7 +39,7 @@ const LEVELS: &[(&str, &str)] = &[
     ),
     (
         "adapter",
-        "stored < terms replies < completion < contract < maintenance \
+        "stored < terms replies < own_completion < completion < contract < maintenance \
          < around transaction < sql < memory sqlite postgres redis < connect",
     ),
     (

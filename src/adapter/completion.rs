@@ -2,13 +2,9 @@
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
-use std::time::Duration;
 
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
-use super::terms::{CallTerms, KeyedTerms};
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
-use crate::key::{DedupKey, List};
+use super::own_completion::{OwnCompletion, Within};
 
 /// A statement that completes the events of a delivery in the handler's own transaction, for any
 /// driver.
@@ -59,52 +55,6 @@ pub struct Completion {
     pub(crate) own: Option<Box<OwnCompletion>>,
 }
 
-/// A completion of a store of this crate.
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
-#[derive(Clone)]
-pub(crate) struct OwnCompletion {
-    /// Their terms are equal, except for the payload.
-    pub(crate) events: List<KeyedTerms>,
-    pub(crate) within: Within,
-    pub(crate) database: OwnDatabase,
-    /// Returns a row if this transaction has completed the events. It takes the same parameter.
-    pub(crate) check: Arc<str>,
-    make_parameter: fn(&Self) -> String,
-}
-
-/// The transaction in which a completion is executed.
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Within {
-    /// A transaction that has written before, where the database can tell.
-    Written,
-    /// A transaction that may have written nothing.
-    Any,
-    /// A transaction that this crate has begun and marked.
-    Marked,
-}
-
-/// What only the stores of one database know of a completion.
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
-#[derive(Clone)]
-pub(crate) enum OwnDatabase {
-    #[cfg(feature = "postgres")]
-    Postgres {
-        /// A faster statement for one event with which nothing is stored. It refuses by writing no
-        /// row.
-        lean: Arc<str>,
-        /// The generation of the plans, on connections of sqlx.
-        generation: Option<u32>,
-        /// How long a transaction may be idle, if the crate bounds it.
-        idle: Option<Duration>,
-    },
-    #[cfg(feature = "sqlite")]
-    Sqlite {
-        /// How long a transaction waits for those before it.
-        write_lock_timeout: Duration,
-    },
-}
-
 impl Completion {
     /// Makes a completion of a store of your own: a statement with one text parameter. It must fail
     /// if it does not complete every event.
@@ -117,26 +67,9 @@ impl Completion {
         }
     }
 
-    /// Makes a completion of a store of this crate: the statement that completes these keys, and
-    /// the one that checks whether this transaction has completed them.
+    /// Makes a completion of a store of this crate.
     #[cfg(any(feature = "postgres", feature = "sqlite"))]
-    pub(crate) fn new_own(
-        [sql, check]: [&Arc<str>; 2],
-        database: OwnDatabase,
-        keys: &[(&DedupKey, &CallTerms)],
-        make_parameter: fn(&OwnCompletion) -> String,
-    ) -> Self {
-        let event = |(key, terms): &(&DedupKey, &CallTerms)| KeyedTerms {
-            key: (*key).clone(),
-            terms: Box::new((*terms).clone()),
-        };
-        let own = OwnCompletion {
-            events: keys.iter().map(event).collect(),
-            within: Within::Written,
-            database,
-            check: Arc::clone(check),
-            make_parameter,
-        };
+    pub(super) fn of(sql: &Arc<str>, own: OwnCompletion) -> Self {
         Self { sql: Arc::clone(sql), parameter: OnceLock::new(), own: Some(Box::new(own)) }
     }
 
@@ -174,9 +107,10 @@ impl Completion {
 
     /// Returns the completion for a handler that may hold its transaction for so long.
     #[cfg(feature = "postgres")]
-    pub(crate) fn for_handler(mut self, bound: Duration) -> Self {
+    pub(crate) fn for_handler(mut self, bound: std::time::Duration) -> Self {
+        use super::own_completion::OwnDatabase::Postgres;
         if let Some(own) = &mut self.own
-            && let OwnDatabase::Postgres { idle: Some(idle), .. } = &mut own.database
+            && let Postgres { idle: Some(idle), .. } = &mut own.database
         {
             *idle = bound.max(*idle);
         }

@@ -39,8 +39,6 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 pub use super::completion::Completion;
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
-pub(crate) use super::completion::{OwnCompletion, OwnDatabase, Within};
 pub use super::replies::{ClaimReply, CompleteReply, RenewReply, Seen};
 pub use super::stored::{Fetch, StoredData, StoredResponse};
 pub use super::terms::{CallTerms, Permanence, Token};

@@ -29,6 +29,8 @@ pub mod contract;
 pub mod maintenance;
 #[cfg(feature = "memory")]
 mod memory;
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+pub(crate) mod own_completion;
 #[cfg(feature = "postgres")]
 mod postgres;
 #[cfg(feature = "redis")]

@@ -1,19 +1,16 @@
 //! Transactions of handlers in which a store of this crate completes events: how they begin over
-//! sqlx, and the parameter of their completion.
+//! sqlx.
 
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde_json::{Value, json};
 use sqlx::pool::PoolConnection;
 use sqlx::{Connection, Database, Pool, SqlSafeStr, Transaction};
 use tokio::time::timeout;
 
-use super::contract::{CallTerms, Completion, Fetch, OwnCompletion, StoredResponse, Within};
-use super::terms::KeyedTerms;
+use super::contract::Completion;
 use crate::error::StoreError;
-use crate::key::{DedupKey, hex};
 
 /// A connection on which a transaction may begin, the right to it, and the statement that begins
 /// it.
@@ -22,8 +19,8 @@ pub(crate) type Connected<DB> = (PoolConnection<DB>, <DB as CompletionDatabase>:
 /// Prevents implementations of [`CompletionDatabase`] in other crates.
 pub trait Sealed {}
 
-/// A database of sqlx in which [`Delivery::begin`](crate::Delivery::begin) begins a transaction, and
-/// [`Delivery::complete_in`](crate::Delivery::complete_in) completes events.
+/// A database of sqlx in which [`Delivery::begin`](crate::Delivery::begin) begins a transaction,
+/// and [`Delivery::complete_in`](crate::Delivery::complete_in) completes events.
 pub trait CompletionDatabase: Database + Sealed {
     /// The right to a transaction, which is held to its end.
     #[doc(hidden)]
@@ -72,56 +69,6 @@ pub trait CompletionDatabase: Database + Sealed {
     /// connection that is broken.
     #[doc(hidden)]
     fn is_left_open(connection: &mut Self::Connection) -> impl Future<Output = bool> + Send;
-}
-
-impl OwnCompletion {
-    /// Returns the terms of its events; `None` without an event.
-    pub(super) fn terms(&self) -> Option<&CallTerms> {
-        self.events.first().map(|event| &*event.terms)
-    }
-
-    /// Returns the mark of a transaction that this crate begins: the token in hex. Nobody reads it
-    /// without an event.
-    pub(super) fn mark(&self) -> String {
-        self.terms().map(|terms| hex(terms.token().as_bytes())).unwrap_or_default()
-    }
-
-    /// Returns the text of a JSON object: the events as `event` names each with the hex digits of
-    /// its payload's SHA-256, their terms, and the response that is stored with all of them. Bytes
-    /// are in hex. `idle_ms` bounds an idle transaction that this crate has not begun.
-    pub(super) fn json(
-        &self,
-        idle_ms: Option<i32>,
-        event: impl Fn(&DedupKey, Option<String>) -> Value,
-    ) -> String {
-        let terms = self.terms();
-        let retention_ms = terms.map_or(0, CallTerms::retention_ms);
-        let events = self.events.iter();
-        let events = events.map(|KeyedTerms { key, terms }| {
-            event(key, terms.payload_sha256().map(|sha256| hex(&sha256)))
-        });
-        let response = terms.and_then(CallTerms::response);
-        let awaits =
-            terms.filter(|terms| terms.fetch() == Fetch::DigestAndResponse && response.is_none());
-        let is_marked = self.within == Within::Marked;
-        json!({
-            "token": terms.map(|terms| hex(terms.token().as_bytes())),
-            "mark": is_marked.then(|| self.mark()),
-            // The mark shows the transaction, whatever was written before.
-            "first": self.within != Within::Written,
-            // The layer adds the response to the complete row. Until then the event is in flight
-            // for its duplicates, for a lease at most: the lease of the claim may be over.
-            "lease_ms": awaits.map(|terms| terms.lease_ms().min(retention_ms)),
-            "retention_ms": retention_ms,
-            // A marked transaction has the bound from its beginning.
-            "idle_ms": idle_ms.filter(|_| !is_marked),
-            "events": events.collect::<Vec<_>>(),
-            "status": response.map(|response| response.status.as_u16()),
-            "headers": response.map(StoredResponse::headers_json),
-            "body": response.map(|response| hex(&response.body)),
-        })
-        .to_string()
-    }
 }
 
 /// Begins a transaction; `None` for the stores of [`connect`](CompletionDatabase::connect)'s

@@ -21,9 +21,9 @@ use sqlx::{Connection, Database, Pool, Transaction};
 
 use super::held::{Effect, Held};
 use crate::adapter::KeyedTerms;
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
-use crate::adapter::contract::Within;
 use crate::adapter::contract::{Completion, StoredResponse};
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+use crate::adapter::own_completion::Within;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 use crate::adapter::transaction::{CompletionDatabase, begin, is_completed};
 use crate::delivery::Delivery;
@@ -122,7 +122,7 @@ impl Delivery {
         let completion = self.completion()?;
         let ran = C::Database::complete_in(connection, &completion).await;
         self.held()?.note(|it| it.may_have_completed = true);
-        self.noting_refusal(ran.map_err(CommitError::of_completion))
+        self.completed(ran)
     }
 
     /// Declares that the handler writes nothing for this delivery, for example because the handler
@@ -176,14 +176,16 @@ impl Delivery {
         }
     }
 
+    /// Returns the result of a completion, and notes a refusal.
     #[cfg(any(feature = "postgres", feature = "sqlite"))]
-    fn noting_refusal<T>(&self, result: Result<T, CommitError>) -> Result<T, CommitError> {
-        if let (Err(error), Ok(held)) = (&result, self.held())
-            && error.kind == CommitErrorKind::AlreadyComplete
-        {
-            held.note(|it| it.is_refused = true);
-        }
-        result
+    fn completed<T>(&self, result: sqlx::Result<T>) -> Result<T, CommitError> {
+        result.map_err(|error| {
+            let error = CommitError { operation: COMPLETING, ..error.into() };
+            if let (CommitErrorKind::AlreadyComplete, Ok(held)) = (error.kind, self.held()) {
+                held.note(|it| it.is_refused = true);
+            }
+            error
+        })
     }
 }
 
@@ -302,7 +304,7 @@ impl<DB: CompletionDatabase> DedupTx<DB> {
             *completion = held.completion(keys)?.within(Within::Marked);
         }
         let written = DB::complete_marked(transaction, completion, is_last).await;
-        event.noting_refusal(written.map_err(CommitError::of_completion))
+        event.completed(written)
     }
 
     /// Returns `true` if this transaction has completed the events, and its completion was not
@@ -312,7 +314,7 @@ impl<DB: CompletionDatabase> DedupTx<DB> {
         if event.keys_to_complete().is_empty() {
             return Ok(true);
         }
-        is_completed::<DB>(transaction, completion).await.map_err(CommitError::of_completion)
+        event.completed(is_completed::<DB>(transaction, completion).await)
     }
 }
 
@@ -391,12 +393,6 @@ impl CommitError {
     fn ended() -> Self {
         let kind = CommitErrorKind::TransactionEnded;
         Self { kind, operation: COMPLETING, fact: ENDED, source: None }
-    }
-
-    /// Returns the error of a completion.
-    #[cfg(any(feature = "postgres", feature = "sqlite"))]
-    fn of_completion(error: sqlx::Error) -> Self {
-        Self { operation: COMPLETING, ..error.into() }
     }
 
     /// Returns the error of a COMMIT: without a reply from the database, its outcome is unknown.

@@ -6,7 +6,8 @@ use std::time::Duration;
 use serde_json::json;
 use sqlx::postgres::{PgConnection, PgPool, Postgres};
 
-use super::super::contract::{CallTerms, Completion, Fetch, OwnCompletion, OwnDatabase};
+use super::super::contract::{CallTerms, Completion, Fetch};
+use super::super::own_completion::{OwnCompletion, OwnDatabase};
 use super::super::sql::statement::query;
 use super::super::terms::KeyedTerms;
 use super::super::transaction::{CompletionDatabase, Connected, Sealed, acquire};
@@ -24,8 +25,8 @@ pub(super) fn completion(
 ) -> Completion {
     let lean = Arc::clone(&statements.completion_lean);
     let database = OwnDatabase::Postgres { lean, generation, idle };
-    let sql = [&statements.completion, &statements.completion_check];
-    Completion::new_own(sql, database, keys, parameter)
+    let own = OwnCompletion::new(keys, database, &statements.completion_check, parameter);
+    Completion::of(&statements.completion, own)
 }
 
 fn parameter(own: &OwnCompletion) -> String {
@@ -61,8 +62,11 @@ impl CompletionDatabase for Postgres {
         completion: &Completion,
         pool: &PgPool,
     ) -> Result<Option<Connected<Self>>, E> {
-        let Some(own) = &completion.own else { return Ok(None) };
-        let OwnDatabase::Postgres { .. } = own.database else { return Ok(None) };
+        let Some(own @ OwnCompletion { database: OwnDatabase::Postgres { .. }, .. }) =
+            completion.own.as_deref()
+        else {
+            return Ok(None);
+        };
         let mark = own.mark();
         let mut begin = format!("BEGIN NOT DEFERRABLE; SET LOCAL tower_dedup.tx = '{mark}'");
         if let Some(idle) = idle_ms(own) {

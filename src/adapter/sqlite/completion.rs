@@ -6,7 +6,8 @@ use std::time::Duration;
 use serde_json::json;
 use sqlx::sqlite::{Sqlite, SqliteConnection, SqlitePool};
 
-use super::super::contract::{CallTerms, Completion, OwnCompletion, OwnDatabase};
+use super::super::contract::{CallTerms, Completion};
+use super::super::own_completion::{OwnCompletion, OwnDatabase};
 use super::super::sql::statement::query;
 use super::super::transaction::{CompletionDatabase, Connected, Sealed, acquire, is_left_open};
 use super::statements::SqliteStatements;
@@ -20,8 +21,9 @@ pub(super) fn completion(
     write_lock_timeout: Duration,
     keys: &[(&DedupKey, &CallTerms)],
 ) -> Completion {
-    let sql = [&statements.completion, &statements.completion_check];
-    Completion::new_own(sql, OwnDatabase::Sqlite { write_lock_timeout }, keys, parameter)
+    let database = OwnDatabase::Sqlite { write_lock_timeout };
+    let own = OwnCompletion::new(keys, database, &statements.completion_check, parameter);
+    Completion::of(&statements.completion, own)
 }
 
 fn parameter(own: &OwnCompletion) -> String {
@@ -43,14 +45,16 @@ impl CompletionDatabase for Sqlite {
         completion: &Completion,
         pool: &SqlitePool,
     ) -> Result<Option<Connected<Self>>, E> {
-        let Some(own) = &completion.own else { return Ok(None) };
-        let OwnDatabase::Sqlite { write_lock_timeout: bound } = own.database else {
+        let Some(OwnCompletion {
+            database: OwnDatabase::Sqlite { write_lock_timeout: bound }, ..
+        }) = completion.own.as_deref()
+        else {
             return Ok(None);
         };
         let FileLocks { writer, handlers } = &*locks_of(&pool.connect_options());
-        let handler = locked(handlers, bound, StoreErrorKind::Timeout).await?;
+        let handler = locked(handlers, *bound, StoreErrorKind::Timeout).await?;
         let connection = acquire(pool).await?;
-        let writer = locked(writer, bound, StoreErrorKind::Timeout).await?;
+        let writer = locked(writer, *bound, StoreErrorKind::Timeout).await?;
         // The first BEGIN fails in a transaction that was left open. BEGIN IMMEDIATE would give it
         // the write lock before it fails. The savepoint shows whether the transaction goes on: an
         // ignored `INSERT OR ROLLBACK` ends it.
