@@ -37,7 +37,7 @@ pub(crate) enum Stop {
     Fail(String),
     /// The evidence does not suffice.
     Unknown(String),
-    /// As `Unknown`, by the end of the time or of the receiver: the judge did not do its work.
+    /// As `Unknown`, because the judge could not do its work: the exit code is 2.
     Cut(String),
 }
 
@@ -52,7 +52,7 @@ pub(crate) fn unknown<T>(evidence: impl Into<String>) -> Result<T, Stop> {
 /// A failure of the judge's own means says nothing about the receiver.
 impl From<String> for Stop {
     fn from(error: String) -> Self {
-        Self::Unknown(error)
+        Self::Cut(error)
     }
 }
 
@@ -105,7 +105,7 @@ impl Judge {
         let deadline = Instant::now() + FIRST;
         while let Err(error) = self.target.connect().await {
             if let Some(receiver) = &self.receiver {
-                return receiver.restart().await.map_err(Stop::Cut);
+                return Ok(receiver.restart().await?);
             }
             if Instant::now() > deadline {
                 return Err(Stop::Cut(format!("the receiver is not reached ({error})")));
