@@ -61,6 +61,7 @@ enum Design {
     HighestId,
     FixedBuffer,
     RateLimit,
+    UnverifiedLater,
     QueuedTwice,
 }
 
@@ -87,6 +88,7 @@ impl Design {
             Self::HighestId => post(highest_id),
             Self::FixedBuffer => post(fixed_buffer),
             Self::RateLimit => post(rate_limit),
+            Self::UnverifiedLater => post(unverified_later),
             Self::QueuedTwice => post(queued_twice),
         }
     }
@@ -346,6 +348,15 @@ async fn rate_limit(State(app): State<App>, delivery: Delivery) -> Answer {
     if app.claim(&id) {
         return Err(StatusCode::TOO_MANY_REQUESTS);
     }
+    delivery.work(&app).await?;
+    app.once(&id, &id).await?;
+    delivery.finish().await
+}
+
+/// Right, but asks for a repetition of what it does not verify.
+async fn unverified_later(State(app): State<App>, delivery: Delivery) -> Answer {
+    delivery.verify(&app).map_err(|_| StatusCode::SERVICE_UNAVAILABLE)?;
+    let id = delivery.id()?;
     delivery.work(&app).await?;
     app.once(&id, &id).await?;
     delivery.finish().await

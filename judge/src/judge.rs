@@ -1,6 +1,7 @@
 //! [`Judge`]: what every trial needs: deliveries, retries as senders make them, effects.
 
 use std::cell::{Cell, RefCell};
+use std::io;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -104,13 +105,15 @@ impl Judge {
     pub(crate) async fn ready(&self) -> Result<(), Stop> {
         let deadline = Instant::now() + FIRST;
         while let Err(error) = self.target.connect().await {
-            if let Some(receiver) = &self.receiver {
-                return Ok(receiver.restart().await?);
+            match &self.receiver {
+                Some(receiver) if error.kind() == io::ErrorKind::ConnectionRefused => {
+                    return Ok(receiver.restart().await?);
+                }
+                _ if Instant::now() > deadline => {
+                    return Err(Stop::Cut(format!("the receiver is not reached ({error})")));
+                }
+                _ => sleep(FIRST_PAUSE).await,
             }
-            if Instant::now() > deadline {
-                return Err(Stop::Cut(format!("the receiver is not reached ({error})")));
-            }
-            sleep(FIRST_PAUSE).await;
         }
         Ok(())
     }
@@ -161,16 +164,16 @@ impl Judge {
         self.open(&wire::whole(&self.target, request)).await.answer().await
     }
 
-    /// Sends a request; up to three times, if it is refused for the moment or not answered.
+    /// Sends a request, and again for two seconds while it is refused for the moment or not answered.
     pub(crate) async fn send_patiently(&self, request: &Request<Bytes>) -> Answer {
-        let mut answer = self.send(request).await;
-        for _ in 0..2 {
-            if answer.is_momentary() {
-                sleep(Duration::from_secs(1)).await;
-                answer = self.send(request).await;
+        let deadline = Instant::now() + Duration::from_secs(2);
+        loop {
+            let answer = self.send(request).await;
+            if !answer.is_momentary() || Instant::now() > deadline {
+                return answer;
             }
+            sleep(LATE).await;
         }
-        answer
     }
 
     /// Sends an event until a 2xx as senders do: after pauses that double, each time signed anew. Returns the answers, and

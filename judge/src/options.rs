@@ -12,8 +12,8 @@ const AFTER_HELP: &str = "\
 Exit codes:
   0  no trial failed
   1  a trial failed
-  2  usage, or the receiver cannot be judged: it is not reached, an ordinary event is refused, its effect
-     is not counted, or --timeout is over
+  2  usage, or the receiver cannot be judged: it is not reached, it does not start again, an ordinary event
+     is refused, its effect is not counted, or --timeout is over
 Only http:// is spoken: judge a receiver behind its TLS.";
 
 /// Attacks a webhook receiver over HTTP as senders do, and says which trials it fails: duplicates, races, crashes,

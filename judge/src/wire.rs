@@ -205,3 +205,42 @@ fn unchunked(mut input: &[u8]) -> io::Result<Option<Vec<u8>>> {
         input = rest;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answer_ends_as_its_head_says() {
+        let many = format!("HTTP/1.1 200 OK\r\n{}\r\n", "x: y\r\n".repeat(500));
+        let chunked = "HTTP/1.1 201 C\r\nTransfer-Encoding: chunked\r\n\r\n";
+        // What has arrived, and the answer; whether it ends with the connection.
+        let cases = [
+            ("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nokMORE", Some((200, "ok")), false),
+            ("HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nok", None, false),
+            ("HTTP/1.0 500 Oops\r\n\r\nto the end", Some((500, "to the end")), true),
+            (&many, Some((200, "")), true),
+            ("HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 204 No\r\n\r\n", Some((204, "")), false),
+            ("HTTP/1.1 103 Early\r\nlink: </a>\r\n\r\n", None, false),
+            (
+                "HTTP/1.1 200 OK\r\nno header : 1\r\ncontent-length: 0\r\n\r\n",
+                Some((200, "")),
+                false,
+            ),
+            (&format!("{chunked}2;x\r\nab\r\n1\r\nc\r\n0\r\n\r\n"), Some((201, "abc")), false),
+            (&format!("{chunked}2\r\nab\r\n"), None, false),
+            (&format!("{chunked}9\r\nab\r\n"), None, false),
+            ("", None, false),
+        ];
+        for (input, expected, ends_with_connection) in cases {
+            let read = |is_closed| {
+                let answer = parse(input.as_bytes(), is_closed).unwrap();
+                answer.map(|(status, body)| (status.as_u16(), String::from_utf8(body).unwrap()))
+            };
+            let expected = expected.map(|(code, body)| (code, body.to_owned()));
+            assert_eq!(read(false), expected.clone().filter(|_| !ends_with_connection), "{input}");
+            assert_eq!(read(true), expected, "{input}");
+        }
+        assert!(parse(b"nonsense\r\n\r\n", true).is_err());
+    }
+}

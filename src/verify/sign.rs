@@ -20,8 +20,8 @@ use crate::key;
 use crate::provider::scheme::{Part, Proof, Scheme};
 
 impl Scheme {
-    /// Signs a request as the sender does at this time, with the feature `testing`: sets the headers
-    /// with time and signature. Adyen's signature is in the body.
+    /// Signs a request as the sender does at this time: sets the headers with time and signature.
+    /// Adyen's signature is in the body. It needs the feature `testing`.
     ///
     /// For tests of a stale signature, and for programs that must not panic:
     /// [`testing::sign`](crate::testing::sign) is shorter. `secret` is the secret of the verifier;

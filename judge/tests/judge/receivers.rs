@@ -23,8 +23,8 @@ pub(crate) enum Receiver {
     ByHand(&'static str),
     /// `tests/receivers/tutorial.py`.
     Tutorial,
-    /// `tests/receivers/rough.py`, which is right, with this number of seconds until an effect shows.
-    Rough(u8),
+    /// `tests/receivers/lossy.py`, which is right, with this number of seconds until an effect shows.
+    Lossy(u8),
 }
 
 /// A receiver, and the trials that it fails.
@@ -140,6 +140,7 @@ pub(crate) const CASES: &[Case] = &[
     by_hand("highest-id", &["order-swapped"]),
     by_hand("fixed-buffer", &["id-long"]),
     by_hand("rate-limit", SIGNATURES),
+    by_hand("unverified-later", &[]),
     by_hand("queued-twice", &["late-effects"]),
     Case(
         Receiver::Tutorial,
@@ -153,8 +154,8 @@ pub(crate) const CASES: &[Case] = &[
             "kill-in",
         ],
     ),
-    Case(Receiver::Rough(0), &[]),
-    Case(Receiver::Rough(6), &[]),
+    Case(Receiver::Lossy(0), &[]),
+    Case(Receiver::Lossy(6), &[]),
 ];
 
 impl Receiver {
@@ -166,8 +167,8 @@ impl Receiver {
             }
             Self::ByHand(design) => design.to_owned(),
             Self::Tutorial => "tutorial.py".to_owned(),
-            Self::Rough(0) => "rough.py".to_owned(),
-            Self::Rough(seconds) => format!("rough.py --late {seconds}"),
+            Self::Lossy(0) => "lossy.py".to_owned(),
+            Self::Lossy(seconds) => format!("lossy.py --late {seconds}"),
         }
     }
 
@@ -176,10 +177,10 @@ impl Receiver {
     fn only(self) -> &'static [&'static str] {
         match self {
             Self::ByHand("highest-id") => &["order-swapped"],
-            Self::ByHand("rate-limit") => SIGNATURES,
+            Self::ByHand("rate-limit" | "unverified-later") => SIGNATURES,
             // The slow body gives the queue its time.
             Self::ByHand("queued-twice") => &["first-and-second", "body-slow", "late-effects"],
-            Self::Rough(1..) => &["signature-missing", "id-long", "body-chunked"],
+            Self::Lossy(1..) => &["signature-missing", "id-long", "body-chunked"],
             _ => &[],
         }
     }
@@ -187,6 +188,8 @@ impl Receiver {
     /// The trials that say nothing about this receiver.
     pub(crate) fn untold(self) -> &'static [&'static str] {
         match self {
+            // It does not say why it refuses.
+            Self::ByHand("unverified-later") => SIGNATURES,
             _ if !self.only().is_empty() => &[],
             // GitHub signs no time.
             Self::Tutorial => &["an-hour-later", "signature-stale"],
@@ -250,7 +253,7 @@ struct Place {
 
 impl Place {
     fn new(receiver: Receiver, dir: &Path) -> Self {
-        let host = if matches!(receiver, Receiver::Rough(_)) { "[::1]" } else { "127.0.0.1" };
+        let host = if matches!(receiver, Receiver::Lossy(_)) { "[::1]" } else { "127.0.0.1" };
         let address = format!("{host}:{}", port());
         let dir = dir.to_str().unwrap();
         let schema =
@@ -290,8 +293,8 @@ impl Place {
                 let start = format!("exec python3 '{file}' --database '{dir}/events.db'");
                 ("github", "/webhook", start, by_url)
             }
-            Receiver::Rough(seconds) => {
-                let file = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/receivers/rough.py");
+            Receiver::Lossy(seconds) => {
+                let file = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/receivers/lossy.py");
                 let start = format!("exec python3 '{file}' --database '{dir}/events.db'");
                 let start = format!("{start} --late {seconds}");
                 ("standard-webhooks", "/webhook", start, by_url)
@@ -301,7 +304,7 @@ impl Place {
         // Without a lease, what has no effect soon has none.
         let has_lease = matches!(receiver, Receiver::Ours { ledger, .. } if ledger != "on-arrival");
         let patience = match receiver {
-            Receiver::Rough(1..) => "30s",
+            Receiver::Lossy(1..) => "30s",
             _ if has_lease => "10s",
             _ => "3s",
         };

@@ -1,18 +1,16 @@
-"""A right receiver whose HTTP is rough, by Python's standard library alone: for the tests of the judge.
+"""A right receiver that loses answers, by Python's standard library alone: for the tests of the judge.
 
-    WEBHOOK_SECRET=whsec_… python3 rough.py --listen [::1]:3000 --database events.db
+    WEBHOOK_SECRET=whsec_… python3 lossy.py --listen [::1]:3000 --database events.db
 
 A delivery is a POST of Standard Webhooks. One transaction inserts the key and the effect. Every second event loses its
-first answer: the connection is closed before it or in the middle of it. The other answers take turns in their form: in
-chunks, up to the end of the connection, with interim answers before them, with more headers than most programs read.
-Events show in the counts `--late` seconds after they have taken effect.
+first answer: the connection is closed before it or in the middle of it. Events show in the counts `--late` seconds after
+they have taken effect.
 """
 
 import argparse
 import base64
 import hashlib
 import hmac
-import itertools
 import json
 import os
 import socketserver
@@ -22,7 +20,6 @@ from urllib.parse import parse_qs, urlsplit
 
 SECRET = base64.b64decode(os.environ["WEBHOOK_SECRET"].removeprefix("whsec_"))
 RUNS = {}
-FORMS = itertools.cycle(["chunked", "to the end", "interim", "headers"])
 
 
 def connect():
@@ -95,25 +92,8 @@ class Connection(socketserver.StreamRequestHandler):
             rows = db.execute("SELECT id FROM effects WHERE at <= ?", (shown,)).fetchall()
         return json.dumps([{"id": row[0], "count": 1} for row in rows]).encode()
 
-    def answer(self, status, body=b"an answer"):
-        form = next(FORMS)
-        head = b"HTTP/1.1 %d Said\r\n" % status
-        if form == "interim":
-            head = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early\r\nLink: </a>\r\n\r\n" + head
-        if form == "headers":
-            head += b"not a header : 1\r\n" + b"".join(b"X-%d: %d\r\n" % (at, at) for at in range(500))
-        if form == "chunked":
-            pieces = [body[at : at + 1000] for at in range(0, len(body), 1000)] + [b""]
-            body = b"".join(b"%x;extension\r\n%s\r\n" % (len(piece), piece) for piece in pieces)
-            head += b"Transfer-Encoding: chunked\r\n"
-        elif form != "to the end":
-            head += b"Content-Length: %d\r\n" % len(body)
-        self.wfile.write(head + b"\r\n")
-        time.sleep(0.001)
-        self.wfile.write(body)
-        if form != "to the end":
-            # As a server that keeps the connection, whatever the client has asked for.
-            self.rfile.read(1)
+    def answer(self, status, body=b""):
+        self.wfile.write(b"HTTP/1.1 %d Said\r\nContent-Length: %d\r\n\r\n%s" % (status, len(body), body))
 
 
 class Server(socketserver.ThreadingTCPServer):
