@@ -45,7 +45,7 @@ pub(crate) struct Own {
 pub(crate) struct Postgres {
     options: PostgresOptions,
     connect: PgConnectOptions,
-    timeout: Duration,
+    pub(crate) timeout: Duration,
 }
 
 pub(crate) struct Sqlite {
