@@ -76,8 +76,8 @@ impl SqliteTable {
 
     /// Creates the file for its owner alone: it has the bodies of deliveries in clear.
     ///
-    /// Opens no file that exists: to close a descriptor of a file drops the locks of this process on
-    /// it. Another process, such as `sqlite3`, then deletes the WAL, and with it each later row.
+    /// Opens no file that exists: to close a descriptor of a file drops the locks of this process
+    /// on it. Another process, such as `sqlite3`, then deletes the WAL, and with it each later row.
     fn create_file(&self) -> Result<(), sqlx::Error> {
         let mut open = std::fs::OpenOptions::new();
         open.write(true).create_new(true);
