@@ -19,6 +19,12 @@ pub fn in_one_line(error: &(dyn std::error::Error + 'static)) -> String {
     crate::observe::records::chain(error)
 }
 
+/// Returns `true` for the characters that log records escape.
+#[must_use]
+pub fn is_hidden(char: char) -> bool {
+    crate::key::is_hidden(char)
+}
+
 /// Returns the schema, if it is set, and the table.
 #[cfg(feature = "postgres")]
 #[must_use]

@@ -55,7 +55,19 @@ pub(crate) async fn import(
             if part.is_empty() {
                 return Ok(());
             }
-            input.counts.claim(store, input.retention, part).await?;
+            let claims = part.into_iter().map(async |(key, time)| {
+                let terms = CallTerms::on_claim(Token::random(), input.retention);
+                store.claim(&key, &terms.with_handled_at(time)).await
+            });
+            // A claim that is dropped after an error is repeated by the next run.
+            let mut replies = stream::iter(claims).buffer_unordered(AT_ONCE);
+            while let Some(reply) = replies.next().await {
+                match reply? {
+                    ClaimReply::First { .. } => input.counts.imported += 1,
+                    ClaimReply::InFlight => input.counts.in_flight += 1,
+                    _ => input.counts.known += 1,
+                }
+            }
         }
     };
     if let Err(mut failure) = target.with(import).await {
@@ -74,31 +86,6 @@ pub(crate) async fn import(
     ];
     output.print(&counts.into())?;
     Ok(bad_lines == 0)
-}
-
-impl Counts {
-    /// Claims these keys, each as complete since this time.
-    async fn claim(
-        &mut self,
-        store: &dyn MaintenanceAdapter,
-        retention: Duration,
-        part: Vec<(DedupKey, SystemTime)>,
-    ) -> Result<(), Failure> {
-        let claims = part.into_iter().map(async |(key, time)| {
-            let terms = CallTerms::on_claim(Token::random(), retention).with_handled_at(time);
-            store.claim(&key, &terms).await
-        });
-        // A claim that is dropped after an error is repeated by the next run.
-        let mut replies = stream::iter(claims).buffer_unordered(AT_ONCE);
-        while let Some(reply) = replies.next().await {
-            match reply? {
-                ClaimReply::First { .. } => self.imported += 1,
-                ClaimReply::InFlight => self.in_flight += 1,
-                _ => self.known += 1,
-            }
-        }
-        Ok(())
-    }
 }
 
 struct Input<'a> {

@@ -1,8 +1,10 @@
 //! `key`: the keys of a captured request. The guide's page `incidents` describes both forms.
 
 use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::BufReader;
 use std::path::Path;
-use std::{fs, io, slice};
+use std::{io, slice};
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -81,11 +83,10 @@ pub(crate) fn find(name: &str) -> Result<Preset, String> {
 
 /// Reads a captured request, and the outcome of the preset on it.
 fn read(preset: Preset, file: Option<&Path>) -> Result<Outcome, BoxError> {
-    let text = match file {
-        Some(file) => fs::read_to_string(file),
-        None => io::read_to_string(io::stdin()),
+    let capture: Capture = match file {
+        Some(file) => serde_json::from_reader(BufReader::new(File::open(file)?))?,
+        None => serde_json::from_reader(io::stdin().lock())?,
     };
-    let capture: Capture = serde_json::from_str(&text?)?;
     let (head, body) = capture.into_request()?;
     Ok(outcome(preset, &head, &body))
 }

@@ -7,6 +7,7 @@ use clap::Args;
 use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
 use tower_dedup::DedupKey;
+use tower_dedup::internals::is_hidden;
 
 use crate::failure::Failure;
 
@@ -138,16 +139,8 @@ fn lines(text: &str) -> String {
 }
 
 fn escaped(text: &str, escape: impl Fn(char) -> String) -> String {
-    let escape = |char| if is_unprintable(char) { escape(char) } else { char.to_string() };
+    let escape = |char| if is_hidden(char) { escape(char) } else { char.to_string() };
     text.chars().map(escape).collect()
-}
-
-/// Returns `true` for control characters (U+0000 to U+001F, U+007F to U+009F) and for the characters that break a line or
-/// change the direction of text (Unicode Standard Annex 9): those that the library's log records escape, too.
-fn is_unprintable(char: char) -> bool {
-    let is_direction = matches!(char,
-        '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
-    char.is_control() || is_direction
 }
 
 /// The members of a JSON object in their order.

@@ -45,7 +45,7 @@ pub(crate) struct Own {
 pub(crate) struct Postgres {
     options: PostgresOptions,
     connect: PgConnectOptions,
-    timeout: Duration,
+    pub(crate) timeout: Duration,
 }
 
 pub(crate) struct Sqlite {
@@ -198,7 +198,7 @@ impl Target {
             Self::Postgres(postgres) => {
                 let pool = postgres.pool();
                 let migrated = postgres.adapter(&pool).migrate().await;
-                pool.close().await;
+                closed(postgres.timeout, pool.close()).await;
                 Ok(migrated?)
             }
             Self::Sqlite(sqlite) => {
@@ -316,6 +316,8 @@ impl Sqlite {
         self.connect.get_filename().to_owned()
     }
 
+    /// The last connection deletes the files `-wal` and `-shm`. One that may not write would make and leave them, and those
+    /// of another user stop the service.
     fn pool(&self) -> SqlitePool {
         SqlitePoolOptions::new().max_connections(2).connect_lazy_with(self.connect.clone())
     }

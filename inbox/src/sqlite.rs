@@ -6,6 +6,7 @@
 //!    transactions are `NORMAL`: what a crash of the machine undoes is done again, as a duplicate.
 //! 3. Only the owner of the file may read it.
 
+use std::io::ErrorKind;
 use std::time::{Duration, SystemTime};
 
 use sqlx::query::Query;
@@ -81,12 +82,18 @@ impl SqliteTable {
     }
 
     /// Creates the file for its owner alone: it has the bodies of deliveries in clear.
+    ///
+    /// Opens no file that exists: to close a descriptor of a file drops the locks of this process
+    /// on it. Another process, such as `sqlite3`, then deletes the WAL, and with it each later row.
     fn create_file(&self) -> Result<(), sqlx::Error> {
         let mut open = std::fs::OpenOptions::new();
-        open.append(true).create(true);
+        open.write(true).create_new(true);
         #[cfg(unix)]
         std::os::unix::fs::OpenOptionsExt::mode(&mut open, 0o600);
-        open.open(self.options.get_filename()).map(drop).map_err(sqlx::Error::Io)
+        match open.open(self.options.get_filename()) {
+            Err(error) if error.kind() != ErrorKind::AlreadyExists => Err(sqlx::Error::Io(error)),
+            _ => Ok(()),
+        }
     }
 
     fn sql(&self, text: &str) -> String {
@@ -364,4 +371,37 @@ fn select<'q>(sql: &'q str, of: &'q Selection) -> Query<'q, Sqlite, SqliteArgume
         .bind(of.id.as_deref())
         .bind(of.parked_text())
         .bind(until)
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use std::os::unix::fs::MetadataExt;
+    use std::path::Path;
+    use std::{fs, process};
+
+    use super::*;
+
+    /// Returns how many locks this process has on a file.
+    fn locks(path: &Path) -> usize {
+        let (pid, inode) = (process::id().to_string(), fs::metadata(path).unwrap().ino());
+        let is_ours = |lock: &&str| {
+            let mut fields = lock.split_whitespace().skip(4);
+            fields.next() == Some(&pid)
+                && fields.next().is_some_and(|file| file.ends_with(&format!(":{inode}")))
+        };
+        fs::read_to_string("/proc/locks").unwrap().lines().filter(is_ours).count()
+    }
+
+    #[tokio::test]
+    async fn connections_keep_their_lock_while_another_one_is_opened() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("inbox.db");
+        let options = SqliteConnectOptions::new().filename(&path);
+        let table = SqliteTable::new(options, "webhook_inbox");
+        table.migrate().await.unwrap();
+        let before = locks(&path);
+        assert!(before > 0, "WAL mode holds a lock");
+        table.lend(&table.writer).await.unwrap().back();
+        assert_eq!(locks(&path), before);
+    }
 }

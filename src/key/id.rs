@@ -212,7 +212,7 @@ pub(crate) fn event_type(text: &str) -> Option<Arc<str>> {
 
 /// Returns `true` for control characters, and for those that break or reorder a line (Unicode
 /// Standard Annex 9). A text that a terminal shows, and that may be unverified, has none.
-fn is_hidden(char: char) -> bool {
+pub(crate) fn is_hidden(char: char) -> bool {
     let is_direction = matches!(char,
         '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
     char.is_control() || is_direction

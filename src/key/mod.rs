@@ -58,7 +58,7 @@ pub(crate) use events::Events;
 pub use events::Extracted;
 pub use extractor::IntoKeyExtractor;
 pub(crate) use extractor::{KeyExtractor, Rule};
-pub(crate) use id::{DedupKey, List, LogIds, escaped, event_type};
+pub(crate) use id::{DedupKey, List, LogIds, escaped, event_type, is_hidden};
 pub use id::{Event, Keys};
 pub(crate) use idempotency::whole_payload;
 pub(crate) use json::{Arrays, is_array, items, lists, without_mark};

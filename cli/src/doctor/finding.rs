@@ -7,7 +7,7 @@ use serde_json::json;
 use tower_dedup::adapter::maintenance::PURGE_GRACE;
 use tower_dedup_inbox::{Count, Parked};
 
-use crate::failure::{Failure, NO_INBOX};
+use crate::failure::{Failure, NO_INBOX, within};
 use crate::output::text;
 use crate::store::Target;
 
@@ -88,7 +88,7 @@ pub(super) fn lock(lock: Result<(), Failure>, advice: &'static str) -> Finding {
 }
 
 /// The table of an inbox, if the database has one by its default name.
-pub(super) async fn inbox(target: &Target) -> Option<Finding> {
+pub(super) async fn inbox(target: &Target, timeout: Duration) -> Option<Finding> {
     /// As the alert on the oldest row that waits.
     const LONGEST_WAIT: Duration = Duration::from_secs(3_600);
 
@@ -98,14 +98,14 @@ pub(super) async fn inbox(target: &Target) -> Option<Finding> {
         inbox.show(0).await?;
         Ok(inbox.count().await?)
     };
-    let counts = match count.await {
+    let counts = match within(timeout, "counting rows", count).await {
         Ok(counts) => counts,
         Err(Failure { message, .. }) if message == NO_INBOX => return None,
         Err(Failure { message, .. }) => {
             let found = format!("the table of the inbox cannot be read: {message}");
             return Some(Finding::ok("inbox", "").error(
                 Some(found),
-                "if it lacks a column, it is of another version: call `Inbox::migrate` of the version that runs",
+                "see this error; if a column is missing, call `Inbox::migrate` of the version that runs",
             ));
         }
     };

@@ -31,7 +31,7 @@ pub(super) async fn findings(
             findings.push(finding::purge(target).await);
         }
     }
-    findings.extend(finding::inbox(target).await);
+    findings.extend(finding::inbox(target, postgres.timeout).await);
     Ok(findings)
 }
 

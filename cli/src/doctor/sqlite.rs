@@ -35,7 +35,7 @@ pub(super) async fn findings(target: &Target, sqlite: &Sqlite) -> Result<Vec<Fin
     match sqlite.connect().await {
         Ok(connection) => {
             let table = target.read_table().await;
-            let inbox = finding::inbox(target).await;
+            let inbox = finding::inbox(target, sqlite.timeout).await;
             // An inbox has a file of its own.
             if inbox.is_none() || !table.as_ref().is_err_and(|failure| failure.message == NO_TABLE)
             {

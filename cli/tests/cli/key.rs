@@ -78,6 +78,9 @@ async fn key_names_what_it_cannot_read() {
     }
     assert!(refusal(&["stripe", "no/such/file"], "").await.contains("no/such/file"));
     assert!(refusal(&["stripe"], "{").await.contains("stdin"));
+    // It has no end.
+    #[cfg(unix)]
+    assert!(refusal(&["stripe", "/dev/zero"], "").await.contains("expected value"));
     for request in [
         r#"{"url": "a b"}"#,
         r#"{"method": "A B"}"#,

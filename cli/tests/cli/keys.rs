@@ -93,9 +93,7 @@ async fn get_prints_the_stored_data_of_a_complete_key_and_no_state_of_an_unknown
         let adapter = place.adapter().await;
         let key = DedupKey::new("stripe", "evt_1").unwrap();
         let response = StoredResponse::new(StatusCode::CREATED, HeaderMap::new(), "private".into());
-        let terms = CallTerms::on_claim(Token::random(), Duration::from_secs(3_600))
-            .with_payload_sha256([0xab; 32])
-            .with_response(response.into());
+        let terms = terms().with_payload_sha256([0xab; 32]).with_response(response.into());
         adapter.complete(&key, &terms).await.unwrap();
         let got = place.run(&["get", "stripe", "evt_1"]).await;
         got.assert(0, "\nstate           complete\n");
@@ -331,8 +329,7 @@ async fn control_characters_and_direction_overrides_of_ids_are_escaped() {
                            \u{202d}\u{202e}\u{2066}\u{2067}\u{2068}\u{2069}\u{1b}[2J";
     let place = Place::sqlite();
     let id = &*format!("{HOSTILE}evil\n");
-    let on_claim = CallTerms::on_claim(Token::random(), Duration::from_secs(3_600));
-    place.adapter().await.claim(&dedup_key(id), &on_claim).await.unwrap();
+    place.adapter().await.complete(&dedup_key(id), &terms()).await.unwrap();
     let forget = ["forget", "test", id, "--reason", "\u{2066}x"];
     let captured = json!({ "body_utf8": json!({ "id": HOSTILE }).to_string() }).to_string();
     for (args, code, words) in [

@@ -2,7 +2,7 @@
 
 use sqlx::{AssertSqlSafe, Connection, PgConnection, SqliteConnection};
 
-use crate::command::{doctor, run};
+use crate::command::{doctor, execute, run};
 use crate::keys::Place;
 use support::postgres::Schema;
 
@@ -12,9 +12,10 @@ async fn locked_table_is_waited_for_until_the_timeout() {
     let schema = Schema::fresh();
     let url = schema.url();
     run(&url, &["migrate"]).await.assert(0, "made");
+    execute(&url, "CREATE TABLE webhook_inbox ()").await;
     let mut connection = PgConnection::connect(&url).await.unwrap();
     let mut lock = connection.begin().await.unwrap();
-    let sql = "LOCK TABLE webhook_deliveries_schema IN ACCESS EXCLUSIVE MODE";
+    let sql = "LOCK TABLE webhook_deliveries_schema, webhook_inbox IN ACCESS EXCLUSIVE MODE";
     sqlx::raw_sql(sql).execute(&mut *lock).await.unwrap();
     for args in [&["get", "test", "a"][..], &["stats"], &["migrate", "--check"]] {
         let ran = run(&url, &[args, &["--timeout", "300ms"]].concat()).await;
@@ -22,6 +23,7 @@ async fn locked_table_is_waited_for_until_the_timeout() {
     }
     let ran = run(&url, &["doctor", "--timeout", "300ms"]).await;
     ran.assert(1, "cannot be read: preparing the Postgres schema: the store timed out");
+    ran.assert(1, "the table of the inbox cannot be read: counting rows: the store timed out");
     lock.rollback().await.unwrap();
     run(&url, &["stats", "--timeout", "10s"]).await.assert(0, "rows");
 }

@@ -4,28 +4,16 @@ use std::fmt::Write;
 use std::process::Stdio;
 use std::time::Duration;
 
-use futures_util::future::join_all;
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tower_dedup::DedupKey;
-use tower_dedup::adapter::contract::{CallTerms, Token};
-use tower_dedup::adapter::maintenance::MaintenanceAdapter;
 
 use crate::command::{Ran, command, execute, run_with};
 use crate::keys::{Place, fill};
-use support::dedup_key;
+use support::{complete_all, dedup_key, terms};
 
 async fn missed(place: &Place, args: &[&str], lines: &str) -> Ran {
     run_with(&place.url, &[&["missed"], args].concat(), lines).await
-}
-
-/// Claims these keys as complete.
-async fn complete(adapter: &dyn MaintenanceAdapter, keys: impl IntoIterator<Item = DedupKey>) {
-    join_all(keys.into_iter().map(async |key| {
-        let terms = CallTerms::on_claim(Token::random(), Duration::from_secs(3_600));
-        adapter.claim(&key, &terms).await.unwrap();
-    }))
-    .await;
 }
 
 /// Every state in the order of the list, and every way to print it.
@@ -73,7 +61,8 @@ async fn line_may_be_json_with_the_id_or_a_captured_request() {
         ("mine", &long),
         ("mine", "a|b"),
     ];
-    complete(&*adapter, keys.map(|(namespace, id)| DedupKey::new(namespace, id).unwrap())).await;
+    let keys = keys.map(|(namespace, id)| DedupKey::new(namespace, id).unwrap());
+    complete_all(&*adapter, &keys, &terms()).await.unwrap();
     let capture = |headers: Value, body: Value| {
         json!({ "headers": headers, "body_utf8": body.to_string(), "n": 7 }).to_string()
     };

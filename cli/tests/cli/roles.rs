@@ -1,7 +1,10 @@
 //! The rights that the commands need on Postgres.
 
+use tower_dedup::adapter;
+
 use crate::command::{execute, run};
 use support::postgres::Schema;
+use support::{complete_all, dedup_key, terms};
 
 /// A role of one test, with a password that its URL has.
 pub(crate) struct Role {
@@ -50,16 +53,14 @@ impl Role {
     }
 }
 
-const KEY: &str = "INSERT INTO webhook_deliveries
-    (key, namespace, id, attempts, takeover, first_seen_at, completed_at, expires_at)
-    SELECT encode(substring(sha256(convert_to('test' || E'\\n' || id, 'UTF8')) FROM 1 FOR 16), 'hex')::uuid,
-      'test', id, 1, false, now(), now(), now() + age
-    FROM (VALUES ('a', interval '1 h'), ('b', interval '1 h'), ('old', interval '-2 h')) AS v(id, age)";
-
 #[tokio::test]
 async fn commands_that_read_need_select_and_those_that_repair_the_rights_of_the_service() {
     let role = Role::fresh().await;
-    role.admin(KEY).await;
+    let adapter = adapter::connect(&role.schema.url()).await.unwrap();
+    let keys = ["a", "b", "old"].map(dedup_key);
+    complete_all(&*adapter, &keys, &terms()).await.unwrap();
+    let expired = "UPDATE webhook_deliveries SET expires_at = now() - interval '2 h'";
+    role.admin(&format!("{expired} WHERE id = 'old'")).await;
     role.grant("SELECT").await;
     let url = role.url();
     for (args, code, words) in [

@@ -23,6 +23,7 @@ async fn no_error_contains_the_password_of_the_url() {
         (&format!("postgres://app:{SECRET}@host:port/app"), 2),
         (&format!("postgres://app@host/app?sslmode={SECRET}"), 2),
         (&format!("postgres://app@host/app?dedup_table={SECRET}"), 2),
+        (&format!("postgres://app@host/app?dedup_{SECRET}=a"), 2),
         (&format!("{SECRET}://app@host/app"), 2),
         (&format!("redis://no_such_role:{SECRET}@{redis}"), 4),
         (&format!("redis://app:{SECRET}@{silent_at}"), 3),

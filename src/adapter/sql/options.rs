@@ -51,7 +51,7 @@ pub(crate) fn check_timeout(setting: &'static str, timeout: Duration) -> Result<
 
 /// Takes the parameters with these names out of a URL, which the database's own parser would refuse
 /// or ignore. Returns the rest of the URL and the values, each the last of its name, and each a
-/// name of a table.
+/// name of a table. Another parameter that begins with `dedup_` is an error.
 pub(crate) fn take_names<'u, const N: usize>(
     url: &'u str,
     names: [&'static str; N],
@@ -65,6 +65,12 @@ pub(crate) fn take_names<'u, const N: usize>(
             Some(index) => {
                 check_name(names[index], value)?;
                 found[index] = Some(value);
+            }
+            // sqlx ignores it for Postgres, and the default table would be used.
+            None if name.starts_with("dedup_") => {
+                let known = names.join("` and `");
+                let text = format!("the store URL has a parameter `dedup_…` other than `{known}`");
+                return Err(ConfigError::new(text));
             }
             None => rest.push(pair),
         }
@@ -118,6 +124,7 @@ mod tests {
             ("a:?y=2&dedup_schema=s&x&dedup_table=t", "a:?y=2&x", Ok([Some("t"), Some("s")])),
             ("a:?dedup_table=t&x=%3F&&dedup_table=u", "a:?x=%3F&", Ok([Some("u"), None])),
             ("a:?xdedup_table=t", "a:?xdedup_table=t", Ok([None, None])),
+            ("a:?dedup_tabel=t", "", Err(())),
             ("a:?dedup_table", "", Err(())),
             ("a:?dedup_table=", "", Err(())),
             ("a:?dedup_table=t%20", "", Err(())),
