@@ -263,19 +263,21 @@ where
             request.extensions_mut().insert(Verified);
             return Box::pin(ready.run(request));
         }
-        match verification {
-            #[cfg(feature = "verify")]
-            Verification::By(verify) => Box::pin(verify.layer(Step(ready)).call(request)),
-            _ => Box::pin(ready.run(request)),
+        #[cfg(feature = "verify")]
+        if let Verification::By(verify) = verification {
+            return Box::pin(verify.layer(Step(ready)).call(request));
         }
+        Box::pin(ready.run(request))
     }
 }
 
 /// What follows the verification: a ready service.
+#[cfg(feature = "verify")]
 #[derive(Clone)]
 struct Step<I>(I);
 
 /// Called once, for the request that it was made for.
+#[cfg(feature = "verify")]
 impl<S, L, B, R, ResBody> Service<Request<R>> for Step<Inboxed<S, L, B>>
 where
     S: Service<Request<B>, Response = Response<ResBody>> + Clone + Send + 'static,

@@ -1,5 +1,6 @@
 //! [`Core`]: what the layers and the loop of an inbox share.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -75,15 +76,11 @@ impl Core {
     /// Returns the namespaces whose rows this process may run: every layer of it enforces its
     /// verdicts.
     pub(crate) fn namespaces(&self) -> Vec<String> {
-        let layers = locked(&self.layers);
-        let mut all: Vec<String> = layers.iter().map(|(namespace, _)| namespace.clone()).collect();
-        all.sort_unstable();
-        all.dedup();
-        all.retain(|name| {
-            let mut of_it = layers.iter().filter(|(namespace, _)| namespace == name);
-            of_it.all(|(_, handle)| handle.mode() == Mode::Enforce)
-        });
-        all
+        let mut all = BTreeMap::new();
+        for (namespace, handle) in locked(&self.layers).iter() {
+            *all.entry(namespace.clone()).or_insert(true) &= handle.mode() == Mode::Enforce;
+        }
+        all.into_iter().filter_map(|(namespace, enforces)| enforces.then_some(namespace)).collect()
     }
 
     /// Stores a delivery. `None` if it is not stored: the reason is reported.

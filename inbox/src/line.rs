@@ -1,5 +1,5 @@
-//! The parts that the databases share: the [`Lines`] of a table, and the reading of rows. Numbers of
-//! a row are 64 bits wide, and times are milliseconds since 1970.
+//! The parts that the databases share: the [`Lines`] of a table, and the reading of rows. Numbers
+//! of a row are 64 bits wide, and times are milliseconds since 1970.
 
 use std::future::Future;
 use std::time::{Duration, UNIX_EPOCH};

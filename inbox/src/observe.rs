@@ -1,7 +1,6 @@
 //! Log records and metrics. `lib.rs` lists the records, and `metrics.md` the metrics.
 
 use std::collections::{HashMap, HashSet};
-use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -25,26 +24,16 @@ pub(crate) enum NotStored {
 }
 
 impl NotStored {
-    const fn as_str(&self) -> &'static str {
-        match self {
-            Self::Full => "full",
-            Self::Busy => "busy",
-            Self::Paused => "paused",
-            Self::TimedOut => "timed_out",
-            Self::Failed(_) => "failed",
-        }
-    }
-}
-
-impl fmt::Display for NotStored {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Full => f.write_str("the table has as many rows or bytes as it may"),
-            Self::Busy => f.write_str("too many deliveries wait for the table"),
-            Self::Paused => f.write_str("the table has failed within the last 5 s"),
-            Self::TimedOut => f.write_str("the table did not answer within 1 s"),
-            Self::Failed(error) => error.fmt(f),
-        }
+    /// Returns the reason of the metric, and a text for people.
+    fn texts(&self) -> (&'static str, String) {
+        let (reason, text) = match self {
+            Self::Full => ("full", "the table has as many rows or bytes as it may"),
+            Self::Busy => ("busy", "too many deliveries wait for the table"),
+            Self::Paused => ("paused", "the table has failed within the last 5 s"),
+            Self::TimedOut => ("timed_out", "the table did not answer within 1 s"),
+            Self::Failed(error) => return ("failed", error.to_string()),
+        };
+        (reason, text.to_owned())
     }
 }
 
@@ -113,12 +102,13 @@ pub(crate) fn stored(namespace: &str, is_known: bool) {
 }
 
 pub(crate) fn not_stored(namespace: &str, why: &NotStored) {
-    count!("tower_dedup_inbox_not_stored_total", "namespace" => namespace, "reason" => why.as_str(); 1);
+    let (reason, error) = why.texts();
+    count!("tower_dedup_inbox_not_stored_total", "namespace" => namespace, "reason" => reason; 1);
     tracing::warn!(
         target: "tower_dedup_inbox",
         namespace,
-        reason = why.as_str(),
-        error = %why,
+        reason,
+        error,
         "not stored: the delivery goes to its layer as without an inbox"
     );
 }

@@ -35,6 +35,10 @@ const NOT_DURABLE: &str = "set_config('synchronous_commit', 'off', true)";
 const CHECK_CLIENT: &str = "SELECT set_config('client_connection_check_interval', '1s', false) \
      WHERE current_setting('client_connection_check_interval') = '0'";
 
+/// The rows of runs that still have their turns.
+const LOOK: &str = "SELECT r.seq FROM unnest($1::int8[], $2::bytea[]) AS a(seq, turn) \
+     JOIN {table} AS r ON r.seq = a.seq AND r.turn = a.turn";
+
 pub(crate) struct PostgresTable {
     pool: PgPool,
     service: String,
@@ -47,6 +51,7 @@ pub(crate) struct PostgresTable {
     delete: String,
     /// Not durable, and durable.
     change: [String; 2],
+    look: String,
     take: String,
     renew: String,
     lines: Lines<PgConnection>,
@@ -72,6 +77,7 @@ impl PostgresTable {
             store: with(include_str!("sql/store.sql"), DURABLE),
             delete: with(include_str!("sql/delete.sql"), NOT_DURABLE),
             change: [NOT_DURABLE, DURABLE].map(|durability| with(change, durability)),
+            look: with(LOOK, ""),
             take: with(include_str!("sql/take.sql"), NOT_DURABLE),
             renew: with(include_str!("sql/renew.sql"), NOT_DURABLE),
             name,
@@ -134,7 +140,7 @@ impl PostgresTable {
             .await
     }
 
-    /// Executes changes, and returns a row for each in their order.
+    /// Executes changes, and returns the rows that are changed.
     async fn change_once(
         &self,
         connection: &mut PgConnection,
@@ -181,6 +187,10 @@ fn turns<'p>(places: impl Iterator<Item = &'p Place>) -> Vec<Vec<u8>> {
     places.map(|place| place.turn.as_bytes().to_vec()).collect()
 }
 
+fn seqs_of(rows: &[PgRow]) -> Result<HashSet<i64>, sqlx::Error> {
+    rows.iter().map(|row| row.try_get(0)).collect()
+}
+
 impl Table for PostgresTable {
     fn migrate(&self) -> TableFuture<'_, ()> {
         let index = self.name.rsplit('.').next().unwrap_or_default().trim_matches('"');
@@ -209,36 +219,31 @@ impl Table for PostgresTable {
 
     fn change<'t>(&'t self, changes: &'t [Change]) -> TableFuture<'t, Vec<Changed>> {
         let call = async move |connection: &mut PgConnection| {
-            // Most rows are deleted, by a statement that costs half as much.
-            let (seqs, versions): (Vec<i64>, Vec<i64>) = changes
-                .iter()
-                .filter(|it| it.fate == Fate::Delete)
-                .map(|it| (it.at.seq, it.at.version))
-                .unzip();
-            let mut deleted = HashSet::new();
+            let mut done = HashSet::new();
+            let deletes = changes.iter().filter(|it| it.fate == Fate::Delete).map(|it| it.at);
+            let (seqs, versions): (Vec<_>, Vec<_>) = deletes.map(|at| (at.seq, at.version)).unzip();
             if !seqs.is_empty() {
                 let query = query(&self.delete).bind(seqs).bind(versions);
-                for row in query.fetch_all(&mut *connection).await? {
-                    deleted.insert(row.try_get::<i64, _>(0)?);
-                }
+                done = seqs_of(&query.fetch_all(&mut *connection).await?)?;
             }
-            let is_left = |it: &&Change| !deleted.contains(&it.at.seq);
-            let left: Vec<&Change> = changes.iter().filter(is_left).collect();
-            let mut found = Vec::new();
+            let left: Vec<&Change> =
+                changes.iter().filter(|it| !done.contains(&it.at.seq)).collect();
             if !left.is_empty() {
-                found = self.change_once(connection, &left).await?;
+                done.extend(seqs_of(&self.change_once(connection, &left).await?)?);
             }
-            let mut found = found.iter();
-            let reply = |it: &Change| {
-                let reply =
-                    if is_left(&it) { found.next().map(|row| row.try_get(0)) } else { None };
-                Ok(match reply.transpose()? {
-                    None | Some("done") => Changed::Done,
-                    Some("locked") => Changed::Locked,
-                    Some(_) => Changed::Lost,
-                })
+            let left = changes.iter().map(|it| &it.at).filter(|at| !done.contains(&at.seq));
+            let seqs: Vec<i64> = left.clone().map(|at| at.seq).collect();
+            let mut locked = HashSet::new();
+            if !seqs.is_empty() {
+                let query = query(&self.look).bind(seqs).bind(turns(left));
+                locked = seqs_of(&query.fetch_all(connection).await?)?;
+            }
+            let reply = |it: &Change| match it.at.seq {
+                seq if done.contains(&seq) => Changed::Done,
+                seq if locked.contains(&seq) => Changed::Locked,
+                _ => Changed::Lost,
             };
-            changes.iter().map(reply).collect()
+            Ok(changes.iter().map(reply).collect())
         };
         Box::pin(self.call(&self.lines.ender, call))
     }

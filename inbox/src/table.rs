@@ -26,12 +26,6 @@ impl std::fmt::Display for TableError {
     }
 }
 
-impl std::error::Error for TableError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        Some(&*self.error)
-    }
-}
-
 impl From<TableError> for InboxError {
     fn from(error: TableError) -> Self {
         Self::Table(error.error)
