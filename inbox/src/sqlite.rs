@@ -397,11 +397,11 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("inbox.db");
         let options = SqliteConnectOptions::new().filename(&path);
-        let table = SqliteTable::new(options, "webhook_inbox");
+        let table = SqliteTable::new(options, "shop", &Settings::default());
         table.migrate().await.unwrap();
         let before = locks(&path);
         assert!(before > 0, "WAL mode holds a lock");
-        table.lend(&table.writer).await.unwrap().back();
+        let _another = table.open().await.unwrap();
         assert_eq!(locks(&path), before);
     }
 }
