@@ -5,6 +5,7 @@ use std::borrow::Cow;
 
 use http::{Method, StatusCode};
 
+use super::read::contains;
 use crate::key::{self, KeyPart, RequestRef};
 
 /// A request that carries no event, and whose sender reads the answer.
@@ -118,7 +119,7 @@ impl Handshake {
         *request.method() == self.challenge.method
             && marks.all(|((field, _), (part, value))| match (field.is_in_body(), value) {
                 (true, _) if !is_whole => true,
-                (true, Some(text)) if !contains(request.body(), text) => false,
+                (true, Some(text)) if !contains(request, text) => false,
                 _ => has(part, *value),
             })
     }
@@ -132,12 +133,6 @@ impl Handshake {
         let Some(part) = &self.value else { return Some(Cow::Borrowed("")) };
         part.read(request).ok().flatten()
     }
-}
-
-/// Returns `true` if the text stands in the body. Most events are told from a handshake so, without
-/// a walk through their JSON: no sender writes the text of a mark with escapes.
-fn contains(body: &[u8], text: &str) -> bool {
-    str::from_utf8(body).is_ok_and(|body| body.contains(text))
 }
 
 /// The GET by which Meta checks a URL.
