@@ -91,7 +91,7 @@ impl Field {
 /// A challenge, with the parts that read its fields.
 pub(crate) struct Handshake {
     pub(crate) challenge: &'static Challenge,
-    marks: Vec<(KeyPart, Option<&'static str>)>,
+    marks: Vec<KeyPart>,
     pub(crate) token: Option<KeyPart>,
     /// `None` if the answer repeats nothing.
     value: Option<KeyPart>,
@@ -99,7 +99,7 @@ pub(crate) struct Handshake {
 
 impl Handshake {
     pub(crate) fn new(challenge: &'static Challenge) -> Self {
-        let marks = challenge.marks.iter().map(|(field, value)| (field.part(), *value)).collect();
+        let marks = challenge.marks.iter().map(|(field, _)| field.part()).collect();
         let token = challenge.token.map(Field::part);
         let value = challenge.answer.field().map(Field::part);
         Self { challenge, marks, token, value }
@@ -117,7 +117,7 @@ impl Handshake {
         let has = |part: &KeyPart, value| part.read(request).is_ok_and(|it| it.as_deref() == value);
         let mut marks = self.challenge.marks.iter().zip(&self.marks);
         *request.method() == self.challenge.method
-            && marks.all(|((field, _), (part, value))| match (field.is_in_body(), value) {
+            && marks.all(|((field, value), part)| match (field.is_in_body(), value) {
                 (true, _) if !is_whole => true,
                 (true, Some(text)) if !contains(request, text) => false,
                 _ => has(part, *value),
