@@ -10,7 +10,7 @@ use http::{HeaderName, Response, StatusCode, header};
 use crate::adapter::contract::{DedupAdapter, TransactionAdapter};
 use crate::key::LogIds;
 use crate::key::{KeyExtractor, KeyPart, whole_payload};
-use crate::layer::{DedupLayer, OnInFlight, OnMismatch};
+use crate::layer::{DedupLayer, OnMismatch};
 use crate::ledger::{CanReplay, Transactional};
 use crate::observe::DedupAnswer;
 use crate::replay::Replay;
@@ -34,7 +34,7 @@ impl DedupLayer {
     /// | key | scope, method, path, and the header's value of 1 to 255 bytes, in the namespace `idempotency-key` |
     /// | [`methods`](Self::methods) | POST, PATCH |
     /// | [`on_missing_key`](Self::on_missing_key) | 400; [`PassThrough`](crate::OnMissingKey::PassThrough) makes the header optional |
-    /// | [`on_in_flight`](Self::on_in_flight), [`in_flight_status`](Self::in_flight_status) | 409 at once |
+    /// | [`wait`](Self::wait), [`in_flight_status`](Self::in_flight_status) | 409 at once |
     /// | [`retry_after_in_flight`](Self::retry_after_in_flight) | 1 s |
     /// | [`compare_payload`](Self::compare_payload) | the query string and the body; another payload is answered 422 |
     /// | [`replay`](Self::replay) | a body of up to 256 KiB, without a `content-encoding`, with all its `content-…` headers, `etag`, `last-modified`, `link` and `location`; no [stream](crate::guide::responses#a-response-that-matters) |
@@ -74,7 +74,7 @@ impl<L: CanReplay> DedupLayer<L> {
         let headers = [header::ETAG, header::LAST_MODIFIED, header::LINK, header::LOCATION];
         let replay = Replay::new().body_limit(256 * 1024).headers(headers).describing_content();
         self.retention(Duration::from_secs(86_400))
-            .on_in_flight(OnInFlight::Reject)
+            .wait(Duration::ZERO)
             .in_flight_status(StatusCode::CONFLICT)
             .retry_after_in_flight(Duration::from_secs(1))
             .compare_payload(whole_payload(), OnMismatch::Refuse)

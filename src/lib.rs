@@ -61,8 +61,8 @@ pub use extract::DeliveryRejection;
 pub use key::extractor::KeyExtractor;
 pub use key::id::{DedupKey, LogIds};
 pub use layer::{
-    Dedup, DedupHandle, DedupLayer, DedupSettings, DeliveryEnd, Disposition, Mode, OnInFlight,
-    OnMismatch, OnMissingKey, OnUnavailable, ReportEnd, ResponseBody, ResponseFuture, Verified,
+    Dedup, DedupHandle, DedupLayer, DedupSettings, DeliveryEnd, Disposition, Mode, OnMismatch,
+    OnMissingKey, OnUnavailable, ReportEnd, ResponseBody, ResponseFuture, Verified,
 };
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub use ledger::completion::DedupTx;

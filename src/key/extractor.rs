@@ -382,9 +382,10 @@ impl KeyExtractor {
     /// signs.
     ///
     /// [`require_verified`](crate::DedupLayer::require_verified) applies before the answer. In
-    /// [shadow](crate::Mode::Shadow), and with
-    /// [`handshakes_to_handler`](crate::DedupLayer::handshakes_to_handler), the request reaches the
-    /// handler as under [`bypass_when`](Self::bypass_when).
+    /// [shadow](crate::Mode::Shadow), the request reaches the handler as under
+    /// [`bypass_when`](Self::bypass_when). A request for which both return `true` always does, for
+    /// example to learn of a new hook: the handler then takes an
+    /// `Option<`[`Delivery`](crate::Delivery)`>`.
     #[must_use]
     pub fn handshake_when<F>(mut self, is_handshake: F) -> Self
     where

@@ -84,9 +84,8 @@ where
             return Dispatch::Ended(self.answer(Outcome::Unverified));
         }
         self.report_unverified();
-        let answers = !config.handshakes_to_handler;
         let read = caught(|| {
-            let is_answered = answers && config.key.is_handshake(&self.request_ref());
+            let is_answered = config.key.is_handshake(&self.request_ref());
             if is_answered { Ok(None) } else { self.request_keys().map(Some) }
         });
         match read {
@@ -251,8 +250,7 @@ fn run_detached<L: 'static, B: 'static, R: Send + 'static, E: Send + 'static>(
     span: Span,
     cx: &mut Context<'_>,
 ) -> Dispatch<R, E> {
-    let tasks = layer.gate.tasks.clone();
-    let running = tasks.token();
+    let running = layer.gate.tasks.token();
     // No caller can drop the delivery during this poll. A delivery that ends in it needs no task,
     // which would cost more than all other steps of this function.
     if let Poll::Ready(ending) = span.in_scope(|| delivery.as_mut().poll(cx)) {
@@ -269,7 +267,7 @@ fn run_detached<L: 'static, B: 'static, R: Send + 'static, E: Send + 'static>(
     };
     // A delivery without a span of its own stays in the span of its request.
     let span = if span.is_disabled() { Span::current() } else { span };
-    tasks.spawn(task.instrument(span));
+    layer.gate.tasks.spawn(task.instrument(span));
     Dispatch::Waiting(Box::pin(async move {
         // The runtime drops the task when it shuts down.
         let dropped = |_| answer::own(DedupAnswer::Unavailable, &layer.config);

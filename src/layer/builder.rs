@@ -13,7 +13,7 @@ use super::config::{Config, Dress, WithoutResponse};
 use super::gate::Gate;
 use super::handle::DedupHandle;
 use super::mode::Mode;
-use super::policy::{OnInFlight, OnMismatch, OnMissingKey, OnUnavailable, Success};
+use super::policy::{OnMismatch, OnMissingKey, OnUnavailable, Success};
 #[cfg(feature = "testing")]
 use crate::adapter::contract::CallTerms;
 use crate::adapter::contract::{DedupAdapter, TransactionAdapter};
@@ -42,8 +42,7 @@ use crate::replay::Replay;
 /// | [`max_keys`](Self::max_keys) | 4,096 a request |
 /// | [`success_when`](Self::success_when) | 2xx |
 /// | [`on_missing_key`](Self::on_missing_key) | 400 |
-/// | [`handshakes_to_handler`](Self::handshakes_to_handler) | off: the layer answers them |
-/// | [`on_in_flight`](Self::on_in_flight) | wait 2 s, then answer |
+/// | [`wait`](Self::wait) | 2 s |
 /// | [`in_flight_status`](Self::in_flight_status) | 503 |
 /// | [`retry_after_in_flight`](Self::retry_after_in_flight) | 5 s |
 /// | [`on_unavailable`](Self::on_unavailable) | 503 |
@@ -328,18 +327,20 @@ impl<L, B> DedupLayer<L, B> {
         self
     }
 
-    /// Lets [handshakes](crate::KeyExtractor::handshake_when) reach the handler, for example to
-    /// learn of a new hook. They have no [`Delivery`](crate::Delivery), so the handler takes an
-    /// `Option<Delivery>`. Without this call, the layer answers them by 200 with the result
-    /// `handshake`.
-    pub fn handshakes_to_handler(mut self) -> Self {
-        self.config.handshakes_to_handler = true;
-        self
-    }
-
-    /// Sets what to do with a delivery whose event is in flight.
-    pub fn on_in_flight(mut self, policy: OnInFlight) -> Self {
-        self.config.on_in_flight = policy;
+    /// Sets how long a delivery waits for its event in flight, at most a day. Under the default,
+    /// most senders never see a failure, because most handlers end within 2 s.
+    ///
+    /// If the first run succeeds in this time, the answer is 200; if it fails, the handler runs.
+    /// After this time, the answer is 503 with `Retry-After`; at once if eight deliveries already
+    /// wait for the key. Of the deliveries that wait for an event, one claims it again for all, and
+    /// takes a permit to run for each claim. The others hold no permit, and follow one after the
+    /// other. Under zero, no delivery waits.
+    ///
+    /// The event is never acknowledged before it is handled. If the sender must get its 200 at
+    /// once, use an [inbox](crate::guide::inbox), a queue, or
+    /// [`on_arrival`](DedupLayer::on_arrival), which may lose the event.
+    pub fn wait(mut self, bound: Duration) -> Self {
+        self.config.wait = bound;
         self
     }
 

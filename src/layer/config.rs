@@ -7,7 +7,7 @@ use bytes::Bytes;
 use http::{HeaderName, Method, Response, StatusCode, Uri};
 
 use super::body::{BODY_LIMIT, BODY_TIMEOUT};
-use super::policy::{OnInFlight, OnMismatch, OnMissingKey, OnUnavailable, Success};
+use super::policy::{OnMismatch, OnMissingKey, OnUnavailable, Success};
 use crate::adapter::contract::Fetch;
 use crate::error::{ConfigError, NOT_ZERO, check};
 use crate::key::{KeyExtractor, KeyPart, LogIds};
@@ -48,8 +48,8 @@ pub(super) struct Config {
     pub(super) max_keys: usize,
     pub(super) success: Success,
     pub(super) on_missing_key: OnMissingKey,
-    pub(super) handshakes_to_handler: bool,
-    pub(super) on_in_flight: OnInFlight,
+    /// How long a delivery waits for its event in flight.
+    pub(super) wait: Duration,
     pub(super) on_unavailable: OnUnavailable,
     pub(super) retry_after_in_flight: Duration,
     pub(super) retry_after_unavailable: Duration,
@@ -82,8 +82,7 @@ impl Config {
             max_keys: 4_096,
             success: Success(Arc::new(|response| response.status.is_success())),
             on_missing_key: OnMissingKey::default(),
-            handshakes_to_handler: false,
-            on_in_flight: OnInFlight::default(),
+            wait: Duration::from_secs(2),
             on_unavailable: OnUnavailable::default(),
             retry_after_in_flight: Duration::from_secs(5),
             retry_after_unavailable: Duration::from_secs(30),

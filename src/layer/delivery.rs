@@ -39,7 +39,7 @@ use super::builder::DedupLayer;
 use super::config::Config;
 use super::end::DeliveryEnd;
 use super::gate::{Admitted, NotAdmitted};
-use super::policy::{OnInFlight, OnMismatch};
+use super::policy::OnMismatch;
 use super::request::{Run, set_end};
 use super::stored::read_success;
 use crate::adapter::contract::Seen;
@@ -94,15 +94,15 @@ where
         let DedupLayer { ledger, config, .. } = &*self.layer;
         let calls = config.calls(ledger, config.fetch());
         let begun = ledger.begin(&self.keys, calls).await;
-        match (&begun, self.layer.config.on_in_flight) {
+        if matches!(begun, Ok(Begin::InFlight)) && !self.layer.config.wait.is_zero() {
             // Boxed, because most deliveries do not wait and their future stays small.
-            (Ok(Begin::InFlight), OnInFlight::Wait(bound)) => Box::pin(self.wait(bound)).await,
-            _ => self.plan(begun),
+            return Box::pin(self.wait()).await;
         }
+        self.plan(begun)
     }
 
     /// Waits until the event's other delivery has ended, and claims again.
-    async fn wait(&mut self, bound: Duration) -> Plan<ResBody, S::Error> {
+    async fn wait(&mut self) -> Plan<ResBody, S::Error> {
         let layer = Arc::clone(&self.layer);
         let DedupLayer { ledger, config, gate, .. } = &*layer;
         let Self { inner, permit, .. } = self;
@@ -117,7 +117,7 @@ where
         };
         let _waiting = config.meters.waiting();
         let calls = config.calls(ledger, config.fetch());
-        match waiter.claim(ledger, &calls, bound, &mut admission).await {
+        match waiter.claim(ledger, &calls, config.wait, &mut admission).await {
             Ok(begun) => self.plan(Ok(begun)),
             Err(NotBegun::Failed(error)) => self.plan(Err(error)),
             Err(NotBegun::Refused(NotAdmitted::Full)) => Plan::End(self.ended(Outcome::Overloaded)),

@@ -54,9 +54,6 @@ pub(super) enum NotAdmitted<E> {
 
 impl Gate {
     pub(super) fn new() -> Self {
-        let tasks = TaskTracker::new();
-        // A closed tracker still takes tasks. `wait` returns only for a closed tracker.
-        tasks.close();
         Self {
             mode: SharedMode::default(),
             running: Permits::new(1_024),
@@ -64,7 +61,7 @@ impl Gate {
             waiters: Waiters::default(),
             turns: Permits::new(TURNS),
             behind: Permits::new(TURNS),
-            tasks,
+            tasks: TaskTracker::new(),
         }
     }
 

@@ -82,6 +82,8 @@ impl DedupHandle {
     /// on-arrival ledger, an event whose claim has not been released is then lost. Under a lease,
     /// its key is free when the lease lapses.
     pub async fn drain(&self) {
+        // `wait` returns only for a closed tracker, which still takes tasks.
+        self.gate.tasks.close();
         self.gate.tasks.wait().await;
         self.pending_writes.wait().await;
     }

@@ -62,6 +62,6 @@ pub use builder::DedupLayer;
 pub use end::{DeliveryEnd, ReportEnd};
 pub use handle::DedupHandle;
 pub use mode::Mode;
-pub use policy::{Disposition, OnInFlight, OnMismatch, OnMissingKey, OnUnavailable, Verified};
+pub use policy::{Disposition, OnMismatch, OnMissingKey, OnUnavailable, Verified};
 pub use service::{Dedup, ResponseFuture};
 pub use settings::DedupSettings;

@@ -2,7 +2,6 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
 
 use http::response;
 
@@ -18,32 +17,6 @@ pub enum OnMissingKey {
     Reject,
     /// Run the handler without protection from duplicates. The bounds of a delivery still apply.
     PassThrough,
-}
-
-/// What to do with a delivery whose event is in flight.
-///
-/// The event is never acknowledged before it is handled. If the sender must get its 200 at once,
-/// use an [inbox](crate::guide::inbox), a queue, or
-/// [`DedupLayer::on_arrival`](crate::DedupLayer::on_arrival), which may lose the event.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum OnInFlight {
-    /// Wait for the first run to end, at most for this time. If the first run succeeded, answer
-    /// 200; if it failed, run the handler. After that time, answer 503 with `Retry-After`; at once
-    /// if eight deliveries already wait for the key. Of the deliveries that wait for an event, one
-    /// claims it again for all, and takes a permit to run for each claim. The others hold no
-    /// permit, and follow one after the other.
-    ///
-    /// The default, with 2 s: most handlers end within 2 s, so the sender never sees a failure.
-    Wait(Duration),
-    /// Answer 503 with `Retry-After` at once.
-    Reject,
-}
-
-impl Default for OnInFlight {
-    fn default() -> Self {
-        Self::Wait(Duration::from_secs(2))
-    }
 }
 
 /// What to do with a delivery when the store is unavailable.

@@ -5,6 +5,7 @@ use std::borrow::Cow;
 
 use http::{Method, StatusCode};
 
+use super::read::contains;
 use crate::key::{self, KeyPart, RequestRef};
 
 /// A request that carries no event, and whose sender reads the answer.
@@ -90,7 +91,7 @@ impl Field {
 /// A challenge, with the parts that read its fields.
 pub(crate) struct Handshake {
     pub(crate) challenge: &'static Challenge,
-    marks: Vec<(KeyPart, Option<&'static str>)>,
+    marks: Vec<KeyPart>,
     pub(crate) token: Option<KeyPart>,
     /// `None` if the answer repeats nothing.
     value: Option<KeyPart>,
@@ -98,7 +99,7 @@ pub(crate) struct Handshake {
 
 impl Handshake {
     pub(crate) fn new(challenge: &'static Challenge) -> Self {
-        let marks = challenge.marks.iter().map(|(field, value)| (field.part(), *value)).collect();
+        let marks = challenge.marks.iter().map(|(field, _)| field.part()).collect();
         let token = challenge.token.map(Field::part);
         let value = challenge.answer.field().map(Field::part);
         Self { challenge, marks, token, value }
@@ -116,9 +117,9 @@ impl Handshake {
         let has = |part: &KeyPart, value| part.read(request).is_ok_and(|it| it.as_deref() == value);
         let mut marks = self.challenge.marks.iter().zip(&self.marks);
         *request.method() == self.challenge.method
-            && marks.all(|((field, _), (part, value))| match (field.is_in_body(), value) {
+            && marks.all(|((field, value), part)| match (field.is_in_body(), value) {
                 (true, _) if !is_whole => true,
-                (true, Some(text)) if !contains(request.body(), text) => false,
+                (true, Some(text)) if !contains(request, text) => false,
                 _ => has(part, *value),
             })
     }
@@ -132,12 +133,6 @@ impl Handshake {
         let Some(part) = &self.value else { return Some(Cow::Borrowed("")) };
         part.read(request).ok().flatten()
     }
-}
-
-/// Returns `true` if the text stands in the body. Most events are told from a handshake so, without
-/// a walk through their JSON: no sender writes the text of a mark with escapes.
-fn contains(body: &[u8], text: &str) -> bool {
-    str::from_utf8(body).is_ok_and(|body| body.contains(text))
 }
 
 /// The GET by which Meta checks a URL.

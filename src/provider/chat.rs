@@ -4,7 +4,7 @@ use http::StatusCode;
 
 use super::challenge::{Answer, Challenge, Field, POSTED};
 use super::preset::{DAY, DEFAULTS, HOUR, MINUTE, Preset, Retries};
-use super::read::{has_no_events, header_is, lacks, value};
+use super::read::{contains, has_no_events, header_is, lacks, value};
 use super::scheme::Part::{Body, Header, Rfc3339, Seconds, Text};
 use super::scheme::{Scheme, Secret};
 use crate::key::{self, FORM, RequestRef, Rule, without_mark};
@@ -46,7 +46,8 @@ fn is_no_slack_event(request: &RequestRef<'_>) -> bool {
     if request.is_of(FORM) {
         return !without_mark(request.body()).trim_ascii_start().starts_with(b"{");
     }
-    value(request, "/type").as_deref() == Some("app_rate_limited")
+    let text = "app_rate_limited";
+    contains(request, text) && value(request, "/type").as_deref() == Some(text)
 }
 
 /// Discord: `/id` of an interaction; for a webhook event, which has no id, the digest of the body.
@@ -66,11 +67,11 @@ pub const DISCORD: Preset = Preset {
     event_type: Some(|| key::json("/event/type")),
     challenges: &[
         Challenge {
-            marks: &[(Field::Body("/type"), Some("0")), (Field::Body("/event"), None)],
+            marks: &[(Field::Body("/event"), None), (Field::Body("/type"), Some("0"))],
             ..POSTED
         },
         Challenge {
-            marks: &[(Field::Body("/type"), Some("1")), (Field::Body("/event"), None)],
+            marks: &[(Field::Body("/event"), None), (Field::Body("/type"), Some("1"))],
             answer: Answer::Pong(StatusCode::OK, r#"{"type":1}"#),
             ..POSTED
         },

@@ -27,6 +27,12 @@ pub(super) fn value(request: &RequestRef<'_>, pointer: &str) -> Option<String> {
     Some(value.into_owned())
 }
 
+/// Returns `true` if the text stands in the body. Most events are told from a handshake so, without
+/// a walk through their JSON: no sender writes such a text with escapes.
+pub(super) fn contains(request: &RequestRef<'_>, text: &str) -> bool {
+    str::from_utf8(request.body()).is_ok_and(|body| body.contains(text))
+}
+
 /// Returns `true` if the body is JSON and the pointer names nothing in it.
 pub(super) fn lacks(request: &RequestRef<'_>, pointer: &str) -> bool {
     matches!(key::json(pointer).read(request), Ok(None))

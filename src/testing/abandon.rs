@@ -29,11 +29,11 @@ use crate::ledger::Ledger;
 /// use std::time::Duration;
 /// use axum::{Router, routing::post};
 /// use tower_dedup::adapter::MemoryAdapter;
-/// use tower_dedup::{DedupLayer, DedupAnswer, Delivery, OnInFlight, provider, testing};
+/// use tower_dedup::{DedupLayer, DedupAnswer, Delivery, provider, testing};
 ///
 /// # tokio::time::pause();
 /// let dedup = DedupLayer::new(provider::GITHUB, MemoryAdapter::new());
-/// let dedup = dedup.on_in_flight(OnInFlight::Reject);
+/// let dedup = dedup.wait(Duration::ZERO);
 /// let event = || testing::request(provider::GITHUB, "/", "5b1f");
 /// testing::abandon(&dedup, event()).await;
 ///

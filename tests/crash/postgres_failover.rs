@@ -8,10 +8,10 @@ use std::time::Duration;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection, PgConnection, PgPool};
 use tower::Layer;
+use tower_dedup::DedupLayer;
 use tower_dedup::adapter::contract::{CallTerms, ClaimReply, CompleteReply, DedupAdapter, Token};
 use tower_dedup::adapter::{PostgresAdapter, PostgresOptions};
 use tower_dedup::internals::with_postgres_bounds;
-use tower_dedup::{DedupLayer, OnInFlight};
 
 use support::cluster::{Cluster, blocking, scalar};
 use support::effects::{Effects, complete_in, until_acknowledged, writes_and_waits};
@@ -132,7 +132,7 @@ async fn a_commit_that_waits_for_the_standby_is_not_acknowledged_before_it() {
     let pool = pool_of(&url, 4, "on");
     let adapter = PostgresAdapter::new(pool.clone());
     adapter.migrate().await.unwrap();
-    let layer = DedupLayer::transactional(by_header(), adapter).on_in_flight(OnInFlight::Reject);
+    let layer = DedupLayer::transactional(by_header(), adapter).wait(Duration::ZERO);
     let held = Handler::default();
     held.hold();
     let layer = layer.lease(LEASE).store_timeout(Duration::from_millis(300));

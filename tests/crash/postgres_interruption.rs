@@ -14,7 +14,7 @@ use tower_dedup::adapter::PostgresAdapter;
 use tower_dedup::adapter::contract::{CallTerms, ClaimReply, DedupAdapter, Token};
 use tower_dedup::adapter::maintenance::{ForgetReply, MaintenanceAdapter};
 use tower_dedup::ledger::Ledger;
-use tower_dedup::{DedupKey, DedupLayer, OnInFlight, StoreErrorKind};
+use tower_dedup::{DedupKey, DedupLayer, StoreErrorKind};
 
 use support::effects::{
     Database, MINUTE, answer, apart, commit_effect, transactional, until_acknowledged, write,
@@ -71,7 +71,7 @@ async fn transaction_dropped_at_any_await_leaves_nothing_behind() {
 async fn store_timeout_at_any_moment_leaves_nothing_behind() {
     let database = Database::fresh().await;
     let pool = database.pool(3);
-    let patient = transactional(&pool).on_in_flight(OnInFlight::Reject).layer(write(&pool));
+    let patient = transactional(&pool).wait(Duration::ZERO).layer(write(&pool));
     send(&patient, request("the schema is there")).await;
     for micros in (1..10_000).step_by(250) {
         // A lost claim is released in as little time as this, or lapses.
@@ -94,7 +94,7 @@ async fn commit_after_the_timeout_is_found_by_the_retry() {
     let database = Database::fresh().await;
     let pool = database.pool(3);
     PostgresAdapter::new(pool.clone()).migrate().await.unwrap();
-    let hasty = transactional(&pool).on_in_flight(OnInFlight::Reject);
+    let hasty = transactional(&pool).wait(Duration::ZERO);
     let service = hasty.handler_timeout(Duration::from_secs(3)).layer(write(&pool));
     let gate = database.gate("COMMIT AFTER INSERT ON effects").await;
     let response = send(&service, request("a")).await;
@@ -232,10 +232,8 @@ async fn claim_whose_server_panics_is_not_taken_for_refused() {
 /// a minute.
 #[tokio::test]
 async fn claim_whose_connection_broke_is_not_taken_for_refused() {
-    cut_off_at_commit(|adapter| {
-        DedupLayer::on_arrival(by_header(), adapter).on_in_flight(OnInFlight::Reject)
-    })
-    .await;
+    cut_off_at_commit(|adapter| DedupLayer::on_arrival(by_header(), adapter).wait(Duration::ZERO))
+        .await;
     cut_off_at_commit(|adapter| DedupLayer::new(by_header(), adapter).lease(10 * MINUTE)).await;
 }
 

@@ -15,7 +15,7 @@ use tower_dedup::adapter::contract::{CallTerms, DedupAdapter};
 use tower_dedup::adapter::maintenance::MaintenanceAdapter;
 use tower_dedup::adapter::{PostgresAdapter, PostgresOptions};
 use tower_dedup::ledger::Transactional;
-use tower_dedup::{DedupHandle, DedupLayer, Delivery, OnInFlight};
+use tower_dedup::{DedupHandle, DedupLayer, Delivery};
 
 use support::effects::{Boxed, Database, MINUTE, answer, apart, until_acknowledged, write};
 use support::proxy::{Cut, through, to_postgres};
@@ -367,7 +367,7 @@ async fn lease_is_renewed_when_all_connections_fall_silent() {
     // Another process, whose connections work.
     let other = Handler::default();
     let healthy = DedupLayer::new(by_header(), PostgresAdapter::new(database.pool(2)));
-    let healthy = healthy.on_in_flight(OnInFlight::Reject).lease(lease);
+    let healthy = healthy.wait(Duration::ZERO).lease(lease);
     let healthy = healthy.layer(other.service());
     held.hold();
     let delivery = tokio::spawn(async move { send(&service, request("a")).await.status() });

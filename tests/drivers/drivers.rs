@@ -27,7 +27,7 @@ use tower::ServiceExt;
 use tower_dedup::adapter::contract::TransactionAdapter;
 use tower_dedup::adapter::maintenance::{KeyState, MaintenanceAdapter};
 use tower_dedup::adapter::{PostgresAdapter, SqliteAdapter};
-use tower_dedup::{BoxError, DedupKey, DedupLayer, Delivery, OnInFlight, key};
+use tower_dedup::{BoxError, DedupKey, DedupLayer, Delivery, key};
 
 use support::postgres::Schema;
 
@@ -211,7 +211,7 @@ fn app(adapter: impl TransactionAdapter, driver: Driver, world: &World) -> Route
     };
     let layer = DedupLayer::transactional(key::header("webhook-id").namespace("shop"), adapter);
     // No renewal reaches it within a test.
-    let layer = layer.lease(Duration::from_secs(3_600)).on_in_flight(OnInFlight::Reject);
+    let layer = layer.lease(Duration::from_secs(3_600)).wait(Duration::ZERO);
     Router::new().route("/", post(handler)).layer(layer.store_timeout(Duration::from_secs(20)))
 }
 

@@ -11,7 +11,7 @@ use tower::{Layer, ServiceExt};
 use tower_dedup::adapter::maintenance::{KeyState, MaintenanceAdapter};
 use tower_dedup::adapter::{MemoryAdapter, SqliteAdapter};
 use tower_dedup::testing::{Fault, StoreCall};
-use tower_dedup::{DedupAnswer, DedupLayer, OnInFlight, OnUnavailable};
+use tower_dedup::{DedupAnswer, DedupLayer, OnUnavailable};
 
 use support::log::Log;
 use support::{
@@ -27,7 +27,7 @@ async fn thousand_keys_by_nine_run_once_each_on_sqlite() {
     let store = SqliteAdapter::connect(&sqlite_url(dir.path())).await.unwrap();
     let handler = Handler::default();
     let layer = DedupLayer::new(by_header(), store).store_timeout(Duration::from_secs(20));
-    let layer = layer.on_in_flight(OnInFlight::Wait(Duration::from_secs(20)));
+    let layer = layer.wait(Duration::from_secs(20));
     let service = layer.layer(handler.service());
     // 25 keys at a time, and as many duplicates of each as may wait.
     for batch in 0..40 {
@@ -91,11 +91,10 @@ async fn success_is_what_the_policy_says() {
 /// A delivery that arrives while the first one runs never gets 200 before the first has succeeded.
 #[tokio::test(start_paused = true)]
 async fn duplicate_of_a_run_that_fails_is_never_200() {
-    for policy in [OnInFlight::Reject, OnInFlight::Wait(Duration::from_millis(100))] {
+    for wait in [Duration::ZERO, Duration::from_millis(100)] {
         let handler = Handler::default().then(500);
         handler.hold();
-        let service =
-            DedupLayer::new(by_header(), memory()).on_in_flight(policy).layer(handler.service());
+        let service = DedupLayer::new(by_header(), memory()).wait(wait).layer(handler.service());
         let first = spawn_send(&service, request("a"));
         handler.running(1).await;
         for _ in 0..3 {
@@ -123,7 +122,7 @@ async fn waiting_duplicate_is_answered_by_the_end_of_the_first_run() {
         let handler = Handler::default().then(first_status);
         handler.hold();
         let layer = DedupLayer::new(by_header(), memory())
-            .on_in_flight(OnInFlight::Wait(Duration::from_secs(10)))
+            .wait(Duration::from_secs(10))
             .on_unavailable(on_unavailable);
         let (handle, service) = (layer.handle(), layer.layer(handler.service()));
         let start = |id: &'static str| {
@@ -290,8 +289,8 @@ async fn waiting_delivery_is_not_run_because_the_store_fails() {
     ] {
         let (store, handler) = (faulty(MemoryAdapter::new()), Handler::default());
         handler.hold();
-        let wait = OnInFlight::Wait(Duration::from_secs(10));
-        let layer = DedupLayer::new(by_header(), Arc::clone(&store)).on_in_flight(wait);
+        let wait = Duration::from_secs(10);
+        let layer = DedupLayer::new(by_header(), Arc::clone(&store)).wait(wait);
         let layer = layer.on_unavailable(on_unavailable);
         let service = layer.layer(handler.service());
         let first = tokio::spawn(service.clone().oneshot(request("a")));

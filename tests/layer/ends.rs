@@ -9,9 +9,7 @@ use tower::Layer;
 use tower_dedup::adapter::SqliteAdapter;
 use tower_dedup::ledger::Ledger;
 use tower_dedup::testing::{Fault, StoreCall};
-use tower_dedup::{
-    DedupLayer, DeliveryEnd, Mode, OnInFlight, OnMismatch, OnUnavailable, ReportEnd, key,
-};
+use tower_dedup::{DedupLayer, DeliveryEnd, Mode, OnMismatch, OnUnavailable, ReportEnd, key};
 
 use support::words::by_word;
 use support::{
@@ -35,7 +33,7 @@ async fn end_of<L: Ledger>(
 }
 
 fn lease() -> DedupLayer {
-    DedupLayer::new(by_header(), memory()).on_in_flight(OnInFlight::Reject)
+    DedupLayer::new(by_header(), memory()).wait(Duration::ZERO)
 }
 
 fn failing() -> Handler {
@@ -129,7 +127,7 @@ async fn what_is_elsewhere_or_unknown_is_in_flight() {
 async fn failure_of_a_list_with_an_event_elsewhere_is_in_flight() {
     let handler = Handler::default();
     handler.hold();
-    let layer = DedupLayer::new(by_word(), memory()).on_in_flight(OnInFlight::Reject);
+    let layer = DedupLayer::new(by_word(), memory()).wait(Duration::ZERO);
     let first = spawn_send(&layer.layer(handler.service()), event("-", "a"));
     handler.running(1).await;
     let end = end_of(layer.clone(), failing(), [event("-", "a b")]).await;

@@ -202,9 +202,7 @@ async fn fail_open_runs_unprotected_and_completes_when_the_store_is_back() {
 async fn handler_that_outlives_its_lease_keeps_it() {
     let (store, handler) = (store(), Handler::default());
     handler.hold();
-    let layer = lease(&store)
-        .lease(Duration::from_millis(600))
-        .on_in_flight(tower_dedup::OnInFlight::Reject);
+    let layer = lease(&store).lease(Duration::from_millis(600)).wait(Duration::ZERO);
     let service = layer.layer(handler.service());
     let first = spawn_send(&service, request("a"));
     handler.running(1).await;
@@ -277,7 +275,7 @@ fn blocked_runtime_delays_no_renewal_of_another_runtime() {
     let service = lease(&store)
         // A third of it is longer than the sweeper sleeps.
         .lease(Duration::from_millis(900))
-        .on_in_flight(tower_dedup::OnInFlight::Reject)
+        .wait(Duration::ZERO)
         .layer(handler.service());
     let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let (blocked, driven) = (runtime(), runtime());
@@ -349,7 +347,7 @@ async fn adapter_that_panics_is_a_store_that_fails() {
 #[tokio::test(start_paused = true)]
 async fn retry_during_a_release_is_never_200() {
     let (store, handler) = (store(), Handler::default());
-    let layer = arrival(&store).on_in_flight(tower_dedup::OnInFlight::Reject);
+    let layer = arrival(&store).wait(Duration::ZERO);
     let (handle, service) = (layer.handle(), layer.layer(handler.service()));
     store.set(StoreCall::Claim, Fault::LoseReply);
     store.set(StoreCall::Release, Fault::Fail);
@@ -438,9 +436,7 @@ async fn release_is_repeated_for_ten_minutes() {
 #[tokio::test(start_paused = true)]
 async fn unprotected_failure_leaves_no_claim_behind() {
     let (store, handler) = (store(), Handler::default().then(500));
-    let layer = lease(&store)
-        .on_unavailable(OnUnavailable::FailOpen)
-        .on_in_flight(tower_dedup::OnInFlight::Reject);
+    let layer = lease(&store).on_unavailable(OnUnavailable::FailOpen).wait(Duration::ZERO);
     let (handle, service) = (layer.handle(), layer.layer(handler.service()));
     store.set(StoreCall::Claim, Fault::LoseReply);
     assert_eq!(send(&service, request("a")).await.status(), 500);
@@ -465,7 +461,7 @@ async fn extreme_settings_do_no_harm() {
         .max_keys(usize::MAX)
         .retry_after_in_flight(Duration::MAX)
         .retry_after_unavailable(Duration::MAX)
-        .on_in_flight(tower_dedup::OnInFlight::Wait(Duration::MAX));
+        .wait(Duration::MAX);
     let service = extreme.layer(handler.service());
     store.set(StoreCall::Claim, Fault::Fail);
     assert_eq!(send(&service, request("a")).await.status(), 503);
@@ -475,7 +471,7 @@ async fn extreme_settings_do_no_harm() {
     let least = DedupLayer::new(by_header(), Arc::clone(&store))
         .lease(Duration::from_millis(100))
         .retention(Duration::from_millis(100))
-        .on_in_flight(tower_dedup::OnInFlight::Wait(Duration::ZERO));
+        .wait(Duration::ZERO);
     assert_eq!(send(&least.layer(handler.service()), request("c")).await.status(), 200);
     store.get_ref().advance(Duration::MAX);
     store.get_ref().advance(Duration::MAX);

@@ -12,7 +12,7 @@ use tower_dedup::adapter::contract::{CallTerms, DedupAdapter, Fetch, Token};
 use tower_dedup::adapter::maintenance::{KeyState, MaintenanceAdapter};
 use tower_dedup::key::{self, Event, Extracted};
 use tower_dedup::testing::StoreCall;
-use tower_dedup::{DedupKey, DedupLayer, Delivery, KeyExtractor, OnInFlight};
+use tower_dedup::{DedupKey, DedupLayer, Delivery, KeyExtractor};
 
 use crate::hooked::{BEFORE, Hooked, NO_STORED_DATA};
 use crate::lists::words;
@@ -162,7 +162,7 @@ async fn idempotency_key_is_the_same_for_each_attempt() {
 async fn second_identity_is_released_before_the_answer_if_the_key_is_not_claimed() {
     let (adapter, handler) = (memory(), Handler::default());
     let service = DedupLayer::new(by_word(), Arc::clone(&adapter))
-        .on_in_flight(OnInFlight::Reject)
+        .wait(Duration::ZERO)
         .layer(handler.service());
     let other = terms();
     adapter.claim(&dedup_key("g"), &other).await.unwrap();

@@ -14,9 +14,7 @@ use tower_dedup::adapter::maintenance::{KeyState, MaintenanceAdapter};
 use tower_dedup::adapter::{MemoryAdapter, SqliteAdapter, SqliteOptions};
 use tower_dedup::internals::with_sqlite_bounds;
 use tower_dedup::testing::{Fault, StoreCall};
-use tower_dedup::{
-    DedupLayer, OnInFlight, OnMismatch, OnUnavailable, StoreError, StoreErrorKind, key,
-};
+use tower_dedup::{DedupLayer, OnMismatch, OnUnavailable, StoreError, StoreErrorKind, key};
 
 use crate::hooked::{BEFORE, Hooked};
 use support::words::by_word;
@@ -138,7 +136,7 @@ async fn response_that_is_no_success_is_no_2xx_while_another_event_is_in_flight(
         store.claim(&dedup_key("b"), &terms()).await.unwrap();
         let handler = Handler::default().then(status);
         let layer = DedupLayer::new(by_word(), Arc::clone(&store))
-            .on_in_flight(OnInFlight::Reject)
+            .wait(Duration::ZERO)
             .success_when(|response| response.status == 200);
         let response = send(&layer.layer(handler.service()), words("a b")).await;
         assert_eq!((answered(&response), handler.runs()), (answer, 1), "{status}");

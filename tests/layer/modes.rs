@@ -12,8 +12,8 @@ use tower_dedup::adapter::MemoryAdapter;
 use tower_dedup::adapter::maintenance::KeyState;
 use tower_dedup::testing::{Fault, StoreCall};
 use tower_dedup::{
-    DedupAnswer, DedupLayer, KeyExtractor, Mode, OnInFlight, OnMismatch, OnMissingKey,
-    OnUnavailable, Replay, Verdict, Verified, key,
+    DedupAnswer, DedupLayer, KeyExtractor, Mode, OnMismatch, OnMissingKey, OnUnavailable, Replay,
+    Verdict, Verified, key,
 };
 
 use crate::observed::{measured, observed};
@@ -245,7 +245,7 @@ async fn handler_has_no_bound_of_the_layer_in_shadow_and_off() {
             Ok::<_, Infallible>(http::Response::new(Body::from("handled")))
         });
         let layer = shadow(&store()).mode(mode).handler_timeout(SOON).max_running(1).max_waiting(1);
-        let layer = layer.on_in_flight(OnInFlight::Reject);
+        let layer = layer.wait(Duration::ZERO);
         let service = layer.layer(slow);
         let sent = ["a", "a", "b", "c"].map(|id| send(&service, request(id)));
         for response in futures_util::future::join_all(sent).await {
@@ -423,7 +423,7 @@ async fn on_arrival_layer_judges_the_retry_of_a_failed_event_as_a_duplicate() {
 #[tokio::test(start_paused = true)]
 async fn delivery_that_waits_is_woken_by_one_in_shadow() {
     let (store, handler) = (store(), Handler::default());
-    let layer = shadow(&store).on_in_flight(OnInFlight::Wait(Duration::from_secs(60)));
+    let layer = shadow(&store).wait(Duration::from_secs(60));
     let (handle, service) = (layer.handle(), layer.layer(handler.service()));
     handler.hold();
     let first = tokio::spawn(service.clone().oneshot(request("a")));

@@ -16,7 +16,7 @@ use tower::util::BoxCloneSyncService;
 use tower::{Layer, ServiceExt};
 use tower_dedup::adapter::contract::{CallTerms, DedupAdapter, Token};
 use tower_dedup::adapter::maintenance::{KeyState, MaintenanceAdapter};
-use tower_dedup::{Delivery, OnInFlight, ResponseBody};
+use tower_dedup::{Delivery, ResponseBody};
 
 use support::ledgers::{ArrivedIn, In, OnMemory, OnPostgres, Place, Setup, Shared};
 use support::words::{Sql, by_word, insert, words};
@@ -183,7 +183,7 @@ async fn received<F: Future<Output = Answer> + Send + 'static>(
             let handled = tokio::time::timeout(Duration::from_millis(patience), handled);
             async move { handled.await.unwrap_or_else(|_| answer(504)) }
         });
-        let layer = setup.layer(by_word()).await.on_in_flight(OnInFlight::Reject);
+        let layer = setup.layer(by_word()).await.wait(Duration::ZERO);
         services.push(Service::new(layer.store_timeout(LATE).layer(impatient)));
     }
     let (store, effects) = (setup.operator().await, Box::new(effects));

@@ -14,8 +14,8 @@ use tower_dedup::ledger::Ledger;
 use tower_dedup::testing::{Fault, StoreCall};
 use tower_dedup::verify::{Refusal, VerifyLayer};
 use tower_dedup::{
-    DedupLayer, KeyError, KeyErrorKind, KeyExtractor, LogIds, Mode, OnInFlight, OnMismatch,
-    OnUnavailable, Replay, Verified, key, provider,
+    DedupLayer, KeyError, KeyErrorKind, KeyExtractor, LogIds, Mode, OnMismatch, OnUnavailable,
+    Replay, Verified, key, provider,
 };
 
 use crate::observed::{Sums, measured, observed, value};
@@ -93,7 +93,7 @@ fn every_outcome_has_its_record_and_its_metrics() {
         let layer = |key: KeyExtractor| {
             DedupLayer::new(key, Arc::clone(&store))
                 .store_timeout(Duration::from_millis(50))
-                .on_in_flight(OnInFlight::Reject)
+                .wait(Duration::ZERO)
                 .body_limit(100)
         };
         let test = || layer(by_header().event_type(key::header("x-kind")));

@@ -11,7 +11,7 @@ use tower_dedup::adapter::MemoryAdapter;
 use tower_dedup::adapter::maintenance::MaintenanceAdapter;
 use tower_dedup::key::{self, Event, Extracted};
 use tower_dedup::testing::{Fault, StoreCall};
-use tower_dedup::{DedupLayer, KeyExtractor, OnInFlight, OnUnavailable};
+use tower_dedup::{DedupLayer, KeyExtractor, OnUnavailable};
 
 use crate::hooked::{AFTER, BEFORE, Hooked};
 use support::words::by_word;
@@ -129,7 +129,7 @@ async fn key_that_is_released_before_the_reply_is_never_a_duplicate() {
         .on(BEFORE, StoreCall::Release, move |_, _| release());
     let (store, handler) = (Arc::new(store), Handler::default());
     let layer = DedupLayer::on_arrival(by_header(), Arc::clone(&store));
-    let layer = layer.on_in_flight(OnInFlight::Reject);
+    let layer = layer.wait(Duration::ZERO);
     let (handle, patient) = (layer.handle(), layer.clone().layer(handler.service()));
     let hasty = layer.store_timeout(Duration::from_millis(20)).layer(handler.service());
     assert_eq!(answered(&send(&hasty, request("a")).await), (503, Some("unavailable")));

@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use http::{Request, Response};
 use tower::{Layer, Service, ServiceExt};
+use tower_dedup::DedupLayer;
 use tower_dedup::adapter::contract::{CallTerms, DedupAdapter};
 use tower_dedup::testing::StoreCall;
-use tower_dedup::{DedupLayer, OnInFlight};
 
 use crate::hooked::{BEFORE, Hooked};
 use support::{Body, answered, by_header, dedup_key, request, terms, until};
@@ -109,7 +109,7 @@ async fn staged(
     let store = Arc::new(store);
     let layer = DedupLayer::new(by_header(), Arc::clone(&store));
     let inner = Inner { stage: Arc::clone(&stage), ready: false };
-    (stage, store, layer.on_in_flight(OnInFlight::Wait(wait)).layer(inner))
+    (stage, store, layer.wait(wait).layer(inner))
 }
 
 #[tokio::test(start_paused = true)]

@@ -11,7 +11,7 @@ use tower::Layer;
 use tower_dedup::adapter::MemoryAdapter;
 use tower_dedup::key::{Keys, RequestRef};
 use tower_dedup::{
-    DedupLayer, KeyExtractor, OnInFlight, OnMismatch, OnUnavailable, Replay, key, provider, testing,
+    DedupLayer, KeyExtractor, OnMismatch, OnUnavailable, Replay, key, provider, testing,
 };
 
 use support::{Handler, answered, by_header, request, result, send, spawn_send, until};
@@ -109,7 +109,7 @@ fn layer_with_valid_settings_is_checked() {
 async fn bound_set_on_a_clone_binds_services_that_exist() {
     let handler = Handler::default();
     handler.hold();
-    let layer = layer().on_in_flight(OnInFlight::Wait(Duration::from_secs(60)));
+    let layer = layer().wait(Duration::from_secs(60));
     let handle = layer.handle();
     // Two routes.
     let services = [(); 2].map(|()| layer.clone().layer(handler.service()));
@@ -145,7 +145,7 @@ async fn in_flight_status_and_times_are_answered() {
     let handler = Handler::default();
     handler.hold();
     let service = layer()
-        .on_in_flight(OnInFlight::Reject)
+        .wait(Duration::ZERO)
         .in_flight_status(StatusCode::TOO_MANY_REQUESTS)
         .retry_after_in_flight(Duration::from_millis(6_001))
         .layer(handler.service());

@@ -18,7 +18,7 @@ use tower_dedup::adapter::maintenance::{ForgetReply, KeyState, MaintenanceAdapte
 use tower_dedup::adapter::{MemoryAdapter, SqliteAdapter};
 use tower_dedup::testing::{Fault, StoreCall, abandon, redeliver, redeliver_at_once};
 use tower_dedup::verify::VerifyLayer;
-use tower_dedup::{DedupAnswer, DedupLayer, OnInFlight, Replay, StoreErrorKind, provider, testing};
+use tower_dedup::{DedupAnswer, DedupLayer, Replay, StoreErrorKind, provider, testing};
 
 use support::secrets::test_secrets;
 use support::{Handler, by_header, dedup_key, faulty, memory, request, rows, sqlite_url, terms};
@@ -118,9 +118,7 @@ async fn error_of_the_service_fails_the_test() {
 async fn abandoned_event_is_in_flight_then_taken_over() {
     let (store, handler) = (memory(), Handler::default());
     let extractor = by_header().content_identity();
-    let dedup = DedupLayer::new(extractor, Arc::clone(&store))
-        .lease(LEASE)
-        .on_in_flight(OnInFlight::Reject);
+    let dedup = DedupLayer::new(extractor, Arc::clone(&store)).lease(LEASE).wait(Duration::ZERO);
     let service = dedup.clone().layer(handler.service());
     abandon(&dedup, request("a")).await;
     assert_eq!(rows(&store).await, 2, "both identities");
@@ -142,7 +140,7 @@ async fn event_is_abandoned_as_its_ledger_claims() {
     let directory = tempfile::tempdir().unwrap();
     let adapter = SqliteAdapter::connect(&sqlite_url(directory.path())).await.unwrap();
     let transactional = DedupLayer::transactional(by_header(), adapter);
-    let transactional = transactional.on_in_flight(OnInFlight::Reject);
+    let transactional = transactional.wait(Duration::ZERO);
     abandon(&transactional, request("a")).await;
     let service = transactional.layer(Handler::default().service());
     assert_eq!(redeliver(service, request("a"), 1).await.count(DedupAnswer::InFlight), 1);

@@ -14,7 +14,7 @@ use tower_dedup::adapter::MemoryAdapter;
 use tower_dedup::adapter::contract::DedupAdapter;
 use tower_dedup::ledger::Ledger;
 use tower_dedup::testing::StoreCall;
-use tower_dedup::{DedupLayer, OnInFlight, ResponseBody};
+use tower_dedup::{DedupLayer, ResponseBody};
 
 use crate::hooked::{BEFORE, Hooked};
 use crate::lists::words;
@@ -74,8 +74,7 @@ async fn waiting_duplicates_of_one_event_leave_new_events_their_places() {
     let (log, _guard) = Log::of_this_thread();
     let (held, layer) = (Handler::default(), DedupLayer::new(by_header(), memory()));
     held.hold();
-    let layer =
-        layer.max_running(3).store_timeout(MINUTE / 2).on_in_flight(OnInFlight::Wait(MINUTE));
+    let layer = layer.max_running(3).store_timeout(MINUTE / 2).wait(MINUTE);
     let (handle, service) = (layer.handle(), layer.layer(slow_or_quick(&held)));
     let first = deliver(&service, request("slow"));
     held.running(1).await;
@@ -122,7 +121,7 @@ async fn refuses_no_new_event<L: Ledger>(
     }));
     let (elsewhere, handler) = (terms(), Handler::default());
     let layer = layer(Arc::clone(&store)).max_running(running);
-    let layer = layer.on_in_flight(OnInFlight::Wait(MINUTE / 2));
+    let layer = layer.wait(MINUTE / 2);
     let (handle, service) = (layer.handle(), layer.layer(handler.service()));
     let mut duplicates = Vec::new();
     let ids: Vec<_> = (0..250).map(|number| format!("elsewhere {number}")).collect();
@@ -157,7 +156,7 @@ async fn new_event_is_refused_at_once_while_handlers_have_all_permits() {
     let (store, held) = (memory(), Handler::default());
     held.hold();
     let layer = DedupLayer::new(by_header(), Arc::clone(&store)).max_running(2);
-    let layer = layer.on_in_flight(OnInFlight::Wait(MINUTE));
+    let layer = layer.wait(MINUTE);
     let (handle, service) = (layer.handle(), layer.layer(held.service()));
     store.claim(&dedup_key("elsewhere"), &terms()).await.unwrap();
     let waits = deliver(&service, request("elsewhere"));
@@ -205,7 +204,7 @@ async fn waiter_with_the_longer_bound_goes_on_when_the_other_gives_up() {
     held.hold();
     let layer = || DedupLayer::new(by_header(), Arc::clone(&store));
     let (here, there) = (layer().layer(held.service()), layer());
-    let waits = |bound| there.clone().on_in_flight(OnInFlight::Wait(bound)).layer(held.service());
+    let waits = |bound| there.clone().wait(bound).layer(held.service());
     let first = deliver(&here, request("a"));
     held.running(1).await;
     let short = deliver(&waits(Duration::from_millis(300)), request("a"));
@@ -223,8 +222,7 @@ async fn waiter_with_the_longer_bound_goes_on_when_the_other_gives_up() {
 async fn waiters_wait_on_while_one_of_them_runs_the_event_that_failed() {
     let (store, handler) = (faulty(MemoryAdapter::new()), Handler::default().then(500));
     handler.hold();
-    let layer =
-        DedupLayer::new(by_header(), Arc::clone(&store)).on_in_flight(OnInFlight::Wait(MINUTE));
+    let layer = DedupLayer::new(by_header(), Arc::clone(&store)).wait(MINUTE);
     let (handle, service) = (layer.handle(), layer.layer(handler.service()));
     let first = deliver(&service, request("a"));
     handler.running(1).await;
@@ -250,8 +248,7 @@ async fn lists_that_wait_for_different_events_do_not_wait_for_each_other() {
         store.claim(&dedup_key(id), &elsewhere).await.unwrap();
     }
     store.complete(&dedup_key("a"), &elsewhere).await.unwrap();
-    let layer =
-        DedupLayer::new(by_word(), Arc::clone(&store)).on_in_flight(OnInFlight::Wait(MINUTE / 2));
+    let layer = DedupLayer::new(by_word(), Arc::clone(&store)).wait(MINUTE / 2);
     let (handle, service) = (layer.handle(), layer.layer(handler.service()));
     let waits = deliver(&service, words("a b"));
     until(|| handle.waiting() == 1).await;

@@ -15,7 +15,7 @@ use tower_dedup::adapter::contract::{CallTerms, DedupAdapter, Token};
 use tower_dedup::adapter::maintenance::{ForgetReply, KeyState, MaintenanceAdapter};
 use tower_dedup::testing::{Fault, FaultyAdapter, StoreCall};
 use tower_dedup::{
-    DedupKey, DedupLayer, Deduplicator, Delivery, OnInFlight, OnUnavailable, RunError, RunOutcome,
+    DedupKey, DedupLayer, Deduplicator, Delivery, OnUnavailable, RunError, RunOutcome,
 };
 
 use super::fixture::{CONNECTIONS, Db, World, app, on_both, send, started, transactional};
@@ -214,7 +214,7 @@ async fn event_of_a_running_handler_is_in_flight_for_all<S: Shared>() {
     let first = transactional(&db, &world);
     let other = db.other_adapter().await;
     let layer = DedupLayer::transactional(by_header(), other.clone());
-    let second = app(&db, layer.on_in_flight(OnInFlight::Reject), &world);
+    let second = app(&db, layer.wait(Duration::ZERO), &world);
     let handlers = 2 * usize::try_from(CONNECTIONS).unwrap();
     let running: Vec<_> = (0..handlers)
         .map(|id| {

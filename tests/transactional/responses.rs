@@ -16,7 +16,7 @@ use tokio::sync::Notify;
 use tower::ServiceExt;
 use tower_dedup::adapter::contract::{DedupAdapter, StoredResponse};
 use tower_dedup::ledger::Ledger;
-use tower_dedup::{CommitError, DedupLayer, Delivery, OnInFlight, Replay};
+use tower_dedup::{CommitError, DedupLayer, Delivery, Replay};
 
 use super::fixture::{Db, on_both};
 use support::places::Shared;
@@ -102,7 +102,7 @@ fn over<S: Shared>(
     lease: Duration,
     go: Arc<Notify>,
 ) -> Router {
-    let layer = layer.on_in_flight(OnInFlight::Reject).lease(lease);
+    let layer = layer.wait(Duration::ZERO).lease(lease);
     // A busy machine must not cause a 503.
     let layer = layer.store_timeout(Duration::from_secs(20));
     let state = (db.pool.clone(), go);
