@@ -9,6 +9,7 @@ use sqlx::{Connection, PgConnection, SqliteConnection};
 use super::programs::example;
 use super::senders::{PUSH, SECRET, from_github, sent};
 use super::server::{Answer, Server, duplicate, effect, first};
+use support::cluster::until_true;
 use support::postgres::Schema;
 use support::sqlite_url;
 
@@ -129,28 +130,18 @@ async fn github_inbox_handles_a_push_until_its_row_is_committed() {
     assert_eq!(sent(forged).await, (401, None));
     assert_eq!(push("g1").await, first());
     let mut connection = PgConnection::connect(&schema.url()).await.unwrap();
-    until_counted(&mut connection, 1).await;
+    let handled = |pushes| {
+        format!(
+            "SELECT NOT EXISTS (SELECT 1 FROM webhook_inbox) AND (SELECT count(*) FROM pushes) = {pushes}"
+        )
+    };
+    until_true(&mut connection, &handled(1)).await;
     assert_eq!(push("g1").await, duplicate());
     sqlx::raw_sql("ALTER TABLE pushes RENAME TO away").execute(&mut connection).await.unwrap();
     assert_eq!(push("g2").await, stored());
     let again = "ALTER TABLE away RENAME TO pushes; UPDATE webhook_inbox SET due = now()";
     sqlx::raw_sql(again).execute(&mut connection).await.unwrap();
-    until_counted(&mut connection, 2).await;
+    until_true(&mut connection, &handled(2)).await;
     assert_eq!(push("g2").await, duplicate());
     server.end().await;
-}
-
-/// Waits until the inbox is empty, and there are so many effects.
-async fn until_counted(connection: &mut PgConnection, pushes: i64) {
-    const COUNT: &str =
-        "SELECT (SELECT count(*) FROM webhook_inbox), (SELECT count(*) FROM pushes)";
-    let mut rows = (0_i64, 0_i64);
-    for _ in 0..1_000 {
-        rows = sqlx::query_as(COUNT).fetch_one(&mut *connection).await.unwrap();
-        if rows == (0, pushes) {
-            return;
-        }
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-    panic!("{rows:?}");
 }
