@@ -143,7 +143,6 @@ struct Tally {
     duplicate: u64,
     in_flight: u64,
     failed: BTreeMap<String, u64>,
-    latencies: Latencies,
     /// For each key, `true` if any copy got a 2xx.
     acknowledged: Vec<bool>,
 }
@@ -213,15 +212,11 @@ impl Storm {
             .header("content-type", "application/json")
             .body(format!(r#"{{"id": "{id}", "type": "storm"}}"#).into())
             .expect("a request");
-        let started = Instant::now();
         let response = self.send(request).await;
-        let took = started.elapsed();
-
         let mut tally = self.tally.borrow_mut();
         tally.sent += 1;
         let failure = match response {
             Ok((status, headers, _)) => {
-                tally.latencies.add(took);
                 let result = headers.get("x-dedup-result").and_then(|value| value.to_str().ok());
                 match (status.is_success(), result) {
                     (true, Some("duplicate")) => {
@@ -303,7 +298,6 @@ impl Storm {
         let tally = self.tally.borrow();
         let acknowledged = tally.acknowledged.iter().filter(|yes| **yes).count();
         let rate = tally.sent as f64 / took.as_secs_f64();
-        let ms = |latency: Duration| format!("{:.1} ms", latency.as_secs_f64() * 1_000.0);
         let mut table = String::new();
         let mut row = |what: &str, value: String| table += &format!("{what:<18}{value:>12}\n");
         row("sent", tally.sent.to_string());
@@ -320,8 +314,6 @@ impl Storm {
         row("doubled", verdict.doubled.len().to_string());
         row("time", format!("{:.1} s", took.as_secs_f64()));
         row("requests/s", format!("{rate:.0}"));
-        row("latency p50", ms(tally.latencies.percentile(50)));
-        row("latency p99", ms(tally.latencies.percentile(99)));
         table
     }
 }
@@ -349,27 +341,4 @@ fn backoff() -> ExponentialBuilder {
         .with_max_delay(Duration::from_secs(1))
         .with_jitter()
         .without_max_times()
-}
-
-/// A histogram of latencies with an error of at most 2 %. It rounds microseconds to their upper seven
-/// bits, so that its size does not depend on the number of responses.
-#[derive(Default)]
-struct Latencies(BTreeMap<u64, u64>);
-
-impl Latencies {
-    fn add(&mut self, latency: Duration) {
-        let micros = u64::try_from(latency.as_micros()).unwrap_or(u64::MAX);
-        let noise = micros.checked_ilog2().unwrap_or(0).saturating_sub(6);
-        *self.0.entry(micros >> noise << noise).or_default() += 1;
-    }
-
-    fn percentile(&self, percent: u64) -> Duration {
-        let rank = self.0.values().sum::<u64>() * percent / 100;
-        let mut seen = 0;
-        let found = self.0.iter().find(|(_, count)| {
-            seen += **count;
-            seen > rank
-        });
-        Duration::from_micros(found.map_or(0, |(micros, _)| *micros))
-    }
 }

@@ -5,19 +5,13 @@ use std::error::Error;
 use std::future::Future;
 use std::io::{self, IsTerminal};
 
+use tracing_subscriber::Layer;
 use tracing_subscriber::filter::Targets;
-use tracing_subscriber::layer::{Identity, SubscriberExt};
+use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
-use tracing_subscriber::{Layer, Registry};
 
-/// Logs to stderr, filtered by `RUST_LOG` or by this default.
+/// Logs to stderr, filtered by `RUST_LOG` or by this default. `LOG_FORMAT=json` makes each record a line of JSON.
 pub(crate) fn log(default: &str) {
-    log_and(default, Identity::new());
-}
-
-/// Logs to stderr and to another layer, both filtered by `RUST_LOG` or by this default. `LOG_FORMAT=json`
-/// makes each record a line of JSON.
-pub(crate) fn log_and(default: &str, other: impl Layer<Registry> + Send + Sync) {
     // `EnvFilter` compiles regular expressions, for filters by span.
     let filter = std::env::var("RUST_LOG").ok().and_then(|filter| filter.parse::<Targets>().ok());
     let filter = filter.unwrap_or_else(|| default.parse().expect("targets with levels"));
@@ -26,9 +20,7 @@ pub(crate) fn log_and(default: &str, other: impl Layer<Registry> + Send + Sync) 
         .with_ansi(io::stderr().is_terminal());
     let is_json = std::env::var("LOG_FORMAT").is_ok_and(|format| format == "json");
     let stderr = if is_json { stderr.json().boxed() } else { stderr.boxed() };
-    // One filter for all layers. With a filter for each, the next record is lost after sqlx has asked whether
-    // its own is enabled: https://github.com/tokio-rs/tracing/issues/2519.
-    tracing_subscriber::registry().with(other).with(stderr).with(filter).init();
+    tracing_subscriber::registry().with(stderr).with(filter).init();
 }
 
 /// Returns a future that ends on SIGTERM or Ctrl-C. The call itself installs the signal handlers.

@@ -3,7 +3,6 @@
 //! over a fresh connection. No event is lost, and no task or permit is left.
 
 use std::convert::Infallible;
-use std::future::Future;
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
@@ -19,7 +18,7 @@ use tower_dedup::{DedupHandle, DedupLayer, Delivery};
 
 use support::effects::{Boxed, Database, MINUTE, answer, apart, until_acknowledged, write};
 use support::proxy::{Cut, through, to_postgres};
-use support::{Body, Handler, by_header, dedup_key, request, send};
+use support::{Body, Handler, by_header, dedup_key, request, send, until, until_async};
 
 pub(super) const STORE_TIMEOUT: Duration = Duration::from_millis(400);
 pub(super) const STATEMENT_TIMEOUT: Duration = Duration::from_millis(900);
@@ -173,7 +172,7 @@ async fn silenced(
         async move {
             until_acknowledged(&service, WARM).await;
             // Messages of connections on their way back to the pool do not belong to the delivery.
-            until(|| std::future::ready(pool.num_idle() == pool.size() as usize)).await;
+            until(|| pool.num_idle() == pool.size() as usize).await;
             match cut {
                 Some((spared, cut)) => messages.set(spared, cut),
                 None => messages.set(usize::MAX, Cut::Lost),
@@ -202,23 +201,13 @@ async fn silenced(
     let metrics = runtime.metrics();
     if is_alone {
         // The pool has one task of its own.
-        until(|| std::future::ready(metrics.num_alive_tasks() <= 1)).await;
+        until(|| metrics.num_alive_tasks() <= 1).await;
         runtime.spawn(async move { pool.close().await }).await.unwrap();
-        until(|| std::future::ready(metrics.num_alive_tasks() == 0)).await;
+        until(|| metrics.num_alive_tasks() == 0).await;
     }
     runtime.shutdown_background();
     proxy.close();
     proxy.messages()
-}
-
-/// Waits for half a minute at most.
-pub(super) async fn until<F: Future<Output = bool>>(mut condition: impl FnMut() -> F) {
-    let met = async {
-        while !condition().await {
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-    };
-    tokio::time::timeout(MINUTE / 2, met).await.expect("the condition holds in time");
 }
 
 async fn silent_at_every_message(build: Build, is_alone: bool, at_least: usize) {
@@ -311,7 +300,7 @@ async fn transactions_begin_within_5_s_after_all_connections_have_fallen_silent(
         let id = |event: &str| format!("{connections} {events} {event}");
         until_acknowledged(&service, &id("before")).await;
         let size = usize::try_from(connections).unwrap();
-        until(|| std::future::ready(pool.num_idle() == size)).await;
+        until(|| pool.num_idle() == size).await;
         proxy.silence();
         let start = Instant::now();
         let ids: Vec<_> = (0..events).map(|event| id(&format!("{event}"))).collect();
@@ -396,12 +385,12 @@ async fn purging_over_a_silent_connection_ends() {
         let pool = PgPoolOptions::new().max_connections(1).acquire_timeout(STATEMENT_TIMEOUT);
         let pool = pool.connect_lazy_with(through(proxy.port(), database.options()));
         let purging = adapter_with(&pool, STORE_TIMEOUT / 4);
-        until(async || purging.purge(10).await.is_ok()).await;
+        until_async(async || purging.purge(10).await.is_ok()).await;
         proxy.set(at, cut);
         let purged = tokio::time::timeout(IN_TIME, purging.purge(10)).await;
         let failed = purged.expect("an end").is_err();
         proxy.sprung();
-        until(async || purging.purge(10).await.is_ok()).await;
+        until_async(async || purging.purge(10).await.is_ok()).await;
         failed
     }));
     assert!(failed.await.contains(&true), "no message fell silent");

@@ -14,11 +14,11 @@ use tower_dedup::{StoreError, StoreErrorKind};
 
 use super::postgres_silence::{
     Build, IN_TIME, STATEMENT_TIMEOUT, WARM, adapter, adapter_with, lease, on_arrival, sound,
-    until, without_a_transaction,
+    without_a_transaction,
 };
 use support::effects::{Database, Gate, MINUTE, until_acknowledged};
 use support::proxy::{through, to_postgres};
-use support::{FIRST, dedup_key, request, send};
+use support::{FIRST, dedup_key, request, send, until_async};
 
 /// How soon a service recovers.
 const SOON: Duration = Duration::from_secs(5);
@@ -200,7 +200,7 @@ async fn calls_of_operators_end_in_time_while_statements_are_abandoned() {
         assert!(most <= MOST, "{most} sessions under {word}");
         drop(stall);
         let ended = Instant::now();
-        until(async || adapter.purge(10).await.is_ok()).await;
+        until_async(async || adapter.purge(10).await.is_ok()).await;
         assert!(ended.elapsed() < SOON, "{:?} after {word}", ended.elapsed());
     }))
     .await;
@@ -222,7 +222,7 @@ async fn calls_of_operators_alone_pile_up_no_sessions() {
     assert!(stuck <= 8 + 4 + 2, "{stuck} sessions");
     drop(stall);
     let ended = Instant::now();
-    until(async || adapter.get(&warm).await.is_ok()).await;
+    until_async(async || adapter.get(&warm).await.is_ok()).await;
     assert!(ended.elapsed() < SOON, "{:?}", ended.elapsed());
 }
 
@@ -252,7 +252,7 @@ async fn keys_that_are_forgotten_pile_up_no_sessions() {
     assert!(most <= MOST, "{most} sessions");
     drop(gate);
     let opened = Instant::now();
-    until(async || adapter.forget(&dedup_key("0")).await.is_ok()).await;
+    until_async(async || adapter.forget(&dedup_key("0")).await.is_ok()).await;
     assert!(opened.elapsed() < SOON, "{:?} after the gate has opened", opened.elapsed());
 }
 
@@ -321,9 +321,9 @@ async fn abandoned_renewals_and_purges_are_over_once_one_succeeds() {
         let silent = Instant::now();
         // A claim would read first.
         if renews {
-            until(async || adapter.renew(&held, &mine).await.is_ok()).await;
+            until_async(async || adapter.renew(&held, &mine).await.is_ok()).await;
         } else {
-            until(async || adapter.purge(10).await.is_ok()).await;
+            until_async(async || adapter.purge(10).await.is_ok()).await;
         }
         assert!(silent.elapsed() < Duration::from_secs(5), "{:?}, {renews}", silent.elapsed());
     }))
@@ -376,7 +376,7 @@ async fn on_arrival_claim_that_waits_in_its_commit_is_not_reported_absent() {
     }
     drop(gate);
     // The row appears when the COMMIT of the claim ends.
-    until(async || adapter.release(&keys, &mine).await.is_ok()).await;
+    until_async(async || adapter.release(&keys, &mine).await.is_ok()).await;
     assert_eq!(adapter.claim(&keys, &mine).await.unwrap(), FIRST);
 }
 

@@ -5,7 +5,6 @@ mod inbox;
 mod operators;
 mod programs;
 mod quickstart;
-mod receiver_page;
 mod redis;
 mod senders;
 mod server;

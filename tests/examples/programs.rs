@@ -27,10 +27,9 @@ pub(super) fn example(name: &str) -> Command {
 }
 
 /// Runs an example to its end. Returns whether it succeeded, and its output.
-pub(super) async fn run(name: &str, args: &[&str]) -> (bool, String) {
-    let output = example(name).args(args).output();
-    let output = tokio::time::timeout(Duration::from_secs(60), output).await;
-    let output = output.unwrap_or_else(|_| panic!("{name} {args:?} does not end")).unwrap();
+pub(super) async fn run(command: &mut Command) -> (bool, String) {
+    let output = tokio::time::timeout(Duration::from_secs(60), command.output()).await;
+    let output = output.unwrap_or_else(|_| panic!("{command:?} does not end")).unwrap();
     let said = [output.stdout, output.stderr].concat();
     (output.status.success(), String::from_utf8(said).unwrap())
 }
@@ -76,7 +75,7 @@ async fn receivers_with(args: &[&str], ledger: &str) {
     let urls =
         [&one, &other].map(|server| format!("{}/webhooks/standard-webhooks", server.address));
     let storm = ["--url", &urls[0], "--url", &urls[1], "--keys", "40", "--copies", "9"];
-    let (succeeded, said) = run("storm", &storm).await;
+    let (succeeded, said) = run(example("storm").args(storm)).await;
     assert!(succeeded, "{said}");
     one.stop().await;
     other.stop().await;
@@ -115,16 +114,27 @@ async fn receivers_on_redis_keep_their_effects_elsewhere() {
 }
 
 #[tokio::test]
-async fn receiver_refuses_effects_that_it_cannot_keep() {
+async fn receiver_refuses_what_it_cannot_do() {
     let store = with_prefix(shared(), &fresh_prefix());
-    for (args, why) in [
-        (&["--store", &*store, "--effects", &*store][..], "--effects needs a database"),
-        (&["--store", &*store, "--ledger", "transactional"], "needs a database"),
-        (&["--store", "memory:", "--ledger", "transactional"], "needs a database"),
-        (&["--ledger", "transactional", "--effects", "sqlite://effects.db"], "leave --effects out"),
+    let memory = ["--store", "memory:"];
+    let secret = |sender| Some((sender, "secret"));
+    for (args, secret, why) in [
+        (&["--store", &*store, "--effects", &*store][..], None, "--effects needs a database"),
+        (&["--store", &*store, "--ledger", "transactional"], None, "needs a database"),
+        (&["--store", "memory:", "--ledger", "transactional"], None, "needs a database"),
+        (&["--ledger", "transactional", "--effects", "sqlite://e.db"], None, "leave --effects out"),
+        (&["--inbox", "--ledger", "on-arrival"], None, "--inbox needs a ledger that releases"),
+        (&["--inbox", "redis://127.0.0.1"], None, "--inbox needs a database"),
+        // A route that was meant to be verified would pass every request.
+        (&memory, secret("WEBHOOK_SECRET_NOBODY"), "it knows WEBHOOK_SECRET_STANDARD_WEBHOOKS, "),
+        (&memory, secret("WEBHOOK_SECRET_github"), "cannot verify such a sender"),
+        (&memory, secret("WEBHOOK_SECRET_STANDARD_WEBHOOKS"), "base64"),
+        (&memory, secret("WEBHOOK_SECRET_TWILIO"), "set --public-url"),
     ] {
-        let (succeeded, said) =
-            run("receiver", &[args, &["--listen", "127.0.0.1:0"]].concat()).await;
+        let mut receiver = example("receiver");
+        let dir = tempfile::tempdir().unwrap();
+        receiver.current_dir(dir.path()).args(args).args(["--listen", "127.0.0.1:0"]).envs(secret);
+        let (succeeded, said) = run(&mut receiver).await;
         assert!(!succeeded && said.contains(why), "{said}");
     }
 }
@@ -151,7 +161,11 @@ async fn receiver_verifies_senders_that_have_a_secret() {
         let dir = tempfile::tempdir().unwrap();
         let mut receiver = example("receiver");
         receiver.current_dir(dir.path()).args(["--ledger", ledger]);
-        let receiver = Server::spawn(receiver.env("WEBHOOK_SECRET_GITHUB", "mysecret")).await;
+        // While a secret changes, both are valid.
+        receiver
+            .env("WEBHOOK_SECRET_GITHUB", "new")
+            .env("WEBHOOK_SECRET_GITHUB_PREVIOUS", "mysecret");
+        let receiver = Server::spawn(&mut receiver).await;
         // On another stream than the address.
         eventually(|| receiver.said().contains("verified: github\n")).await;
         let deliver = async |id: &str, body: &'static str| {
@@ -196,4 +210,22 @@ async fn receiver_has_a_route_for_every_preset() {
         assert_eq!((echo.status().as_u16(), &*echo.text().await.unwrap()), (200, "3eZbrw1a"));
         receiver.stop().await;
     }
+}
+
+#[tokio::test]
+async fn metrics_of_the_receiver_are_what_prometheus_reads() {
+    let receiver = start("receiver", &["--store", "memory:"]).await;
+    assert_eq!(receiver.deliver("msg_1", "").await, first());
+    assert_eq!(receiver.deliver("msg_1", "").await, duplicate());
+    let answer = receiver.request("/metrics").send().await.unwrap();
+    assert_eq!(answer.headers()["content-type"], "text/plain; version=0.0.4");
+    let text = answer.text().await.unwrap();
+    for expected in [
+        r#"tower_dedup_deliveries_total{namespace="standard-webhooks",outcome="duplicate"} 1"#,
+        "# HELP tower_dedup_deliveries_total Deliveries by outcome",
+        "# TYPE tower_dedup_delivery_duration_seconds histogram",
+    ] {
+        assert!(text.lines().any(|line| line == expected), "{expected}: {text}");
+    }
+    receiver.stop().await;
 }

@@ -100,20 +100,6 @@ fn items_are_the_bytes_between_the_commas_of_all_arrays_on_the_way() {
 }
 
 #[test]
-fn value_that_is_no_array_is_malformed() {
-    for value in ["{}", "1", "-1", "1.5", "true", r#""text""#, r#"{"0":[]}"#] {
-        for pointer in ["", "/*"] {
-            assert_eq!(items(pointer, value), Err(KeyErrorKind::NotAnArray), "{value}");
-        }
-    }
-    assert_eq!(items("/e", r#"{"e":[1],"\u0065":[2]}"#), Err(KeyErrorKind::Repeated));
-    for body in ["", "[", "[1] x", "[1,]", "[1][2]", "\u{feff}\u{feff}[]", r#"{"e":[1,2}"#] {
-        let kind = items("", body).or(items("/e", body)).unwrap_err();
-        assert_eq!(kind, KeyErrorKind::InvalidJson, "{body:?}");
-    }
-}
-
-#[test]
 fn bound_on_events_holds_for_all_arrays_together() {
     let array = |length: usize| format!("[{}0]", "0,".repeat(length - 1));
     assert_eq!(items("", &array(65_536)).unwrap().unwrap().len(), 65_536);

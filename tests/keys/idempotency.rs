@@ -10,7 +10,7 @@ use crate::requests::{MISSING, ReadId, id, sha256};
 
 /// Reads these headers.
 fn read(values: &[&[u8]]) -> ReadId {
-    let mut request = Request::post("/").body(()).unwrap();
+    let mut request = Request::patch("/refunds|1").body(()).unwrap();
     for value in values {
         let value = HeaderValue::from_bytes(value).unwrap();
         request.headers_mut().append("idempotency-key", value);
@@ -40,10 +40,14 @@ fn idempotency_key_is_read_with_or_without_quotes() {
         ("~!@#$^&*()_09+/'", "~!@#$^&*()_09+/'"),
         ("a%|b", "a%25%7Cb"),
     ] {
-        assert_eq!(read(&[text.as_bytes()]), id(&format!("a|POST|/|{value}")), "{text}");
+        assert_eq!(
+            read(&[text.as_bytes()]),
+            id(&format!("a|PATCH|/refunds%7C1|{value}")),
+            "{text}"
+        );
     }
     let longest = "x".repeat(255);
-    let stored = id(&sha256(format!("a|POST|/|{longest}").as_bytes()));
+    let stored = id(&sha256(format!("a|PATCH|/refunds%7C1|{longest}").as_bytes()));
     for text in [format!("\"{longest}\""), longest] {
         assert_eq!(read(&[text.as_bytes()]), stored);
     }

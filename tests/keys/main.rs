@@ -1,6 +1,5 @@
 //! Extraction of keys from requests.
 
-mod composition;
 mod each;
 mod extractor;
 mod idempotency;

@@ -5,7 +5,9 @@ use tower_dedup::KeyErrorKind::{Empty, InvalidJson, NotAnId, NotUtf8, Nul, Repea
 use tower_dedup::key;
 use tower_dedup::{DedupKey, KeyError, KeyErrorKind};
 
-use crate::requests::{FORM, MISSING, id, read, sha256, with_body, with_form, with_headers};
+use crate::requests::{
+    FORM, MISSING, id, letters, read, sha256, with_body, with_form, with_headers,
+};
 
 // Headers
 
@@ -469,4 +471,16 @@ fn closure_follows_the_rules_of_the_other_extractors() {
     assert_eq!(read(&composed, at("/hook/?q=2")), Err(Empty));
     let nul = key::from_fn(|_| Ok(Some("a\0b".to_owned())));
     assert_eq!(read(&nul, at("/")), Err(Nul));
+}
+
+// Composed parts. `composed_key` and `json_pointer` in `tests/fuzz` compare ids with their documented form.
+
+#[test]
+fn and_takes_a_nested_and_as_one_part() {
+    let all = letters(&[("a", "1"), ("b", "2"), ("c", "3")]);
+    let [a, b, c] = ["a", "b", "c"].map(key::header);
+    let flat = a.clone().and(b.clone()).and(c.clone());
+    let nested = a.and(b.and(c));
+    assert_eq!(read(&flat, all.clone()), id("1|2|3"));
+    assert_eq!(read(&nested, all), id("1|2%7C3"));
 }

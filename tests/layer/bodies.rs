@@ -14,12 +14,14 @@ use http_body_util::{BodyExt, StreamBody};
 use tower::Layer;
 use tower_dedup::adapter::maintenance::MaintenanceAdapter;
 use tower_dedup::{
-    DedupKey, DedupLayer, KeyExtractor, Mode, OnMissingKey, Verified, key, provider,
+    DedupKey, DedupLayer, KeyExtractor, Mode, OnInFlight, OnMissingKey, Verified, key, provider,
 };
 
 use support::ledgers::Inner;
 use support::log::Log;
-use support::{Handler, answered, by_header, dedup_key, memory, request, result, rows, send};
+use support::{
+    Handler, answered, by_header, dedup_key, memory, request, result, rows, send, spawn_send,
+};
 
 type Chunks = Vec<Result<Frame<Bytes>, std::io::Error>>;
 
@@ -283,9 +285,19 @@ async fn answers_of_the_layer_are_configurable() {
     let layer = DedupLayer::new(by_header(), memory())
         .duplicate_status(StatusCode::ACCEPTED)
         .result_header(None)
+        .on_in_flight(OnInFlight::Reject)
+        .in_flight_status(StatusCode::TOO_MANY_REQUESTS)
+        .retry_after_in_flight(Duration::from_millis(6_001))
         .retry_after_unavailable(Duration::from_secs(9));
     let service = layer.clone().layer(handler.service());
-    send(&service, request("a")).await;
+    handler.hold();
+    let first = spawn_send(&service, request("a"));
+    handler.running(1).await;
+    let in_flight = send(&service, request("a")).await;
+    assert_eq!(answered(&in_flight), (429, None));
+    assert_eq!(in_flight.headers()["retry-after"], "7", "rounded up");
+    handler.release();
+    assert_eq!(first.await.unwrap(), StatusCode::OK);
     let again = send(&service, request("a")).await;
     assert_eq!(answered(&again), (202, None));
     assert!(again.headers().is_empty(), "{:?}", again.headers());

@@ -1,53 +1,20 @@
 //! The stages of one delivery: run, wait, answer.
 
-use std::convert::Infallible;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use http::StatusCode;
-use tokio::sync::Notify;
 use tower::{Layer, ServiceExt};
+use tower_dedup::adapter::MemoryAdapter;
 use tower_dedup::adapter::maintenance::{KeyState, MaintenanceAdapter};
-use tower_dedup::adapter::{MemoryAdapter, SqliteAdapter};
 use tower_dedup::testing::{Fault, StoreCall};
 use tower_dedup::{DedupAnswer, DedupLayer, OnUnavailable};
 
 use support::log::Log;
 use support::{
-    Body, Handler, answered, by_header, dedup_key, faulty, memory, request, result, send,
-    spawn_send, sqlite_url, state, until,
+    Handler, answered, by_header, dedup_key, faulty, memory, request, result, send, spawn_send,
+    state, until,
 };
-
-/// 1,000 keys, nine identical deliveries of each at once: every handler runs once, and with a quick
-/// handler every delivery gets 200.
-#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn thousand_keys_by_nine_run_once_each_on_sqlite() {
-    let dir = tempfile::tempdir().unwrap();
-    let store = SqliteAdapter::connect(&sqlite_url(dir.path())).await.unwrap();
-    let handler = Handler::default();
-    let layer = DedupLayer::new(by_header(), store).store_timeout(Duration::from_secs(20));
-    let layer = layer.wait(Duration::from_secs(20));
-    let service = layer.layer(handler.service());
-    // 25 keys at a time, and as many duplicates of each as may wait.
-    for batch in 0..40 {
-        let deliveries = (0..25 * 9).map(|n| {
-            let (service, id) = (service.clone(), format!("{batch}-{}", n % 25));
-            tokio::spawn(async move {
-                let answer = send(&service, request(&id)).await;
-                (answer.status(), result(&answer).map(str::to_owned))
-            })
-        });
-        let mut firsts = 0;
-        for delivery in deliveries.collect::<Vec<_>>() {
-            let (status, result) = delivery.await.unwrap();
-            assert_eq!(status, StatusCode::OK, "{result:?}");
-            firsts += u32::from(result.is_none());
-        }
-        assert_eq!(firsts, 25);
-    }
-    assert_eq!(handler.runs(), 1_000);
-}
 
 /// A failure of any kind frees the key, by one call.
 #[tokio::test]
@@ -142,41 +109,6 @@ async fn waiting_duplicate_is_answered_by_the_end_of_the_first_run() {
         assert_eq!(handler.runs(), runs);
         until(|| handle.waiting() == 0 && handle.running() == 0).await;
     }
-}
-
-/// Two layers stand for two processes: no one wakes the waiting delivery, so it polls the store. The handler runs for
-/// 5 ms. The other process polls early enough to answer in about twice that time.
-#[tokio::test(start_paused = true)]
-async fn duplicate_of_a_short_handler_in_another_process_is_answered_soon() {
-    let (adapter, runs) = (memory(), Arc::new(AtomicUsize::new(0)));
-    let (counter, start) = (Arc::clone(&runs), Arc::new(Notify::new()));
-    let started = Arc::clone(&start);
-    let short = tower::service_fn(move |_: http::Request<Body>| {
-        counter.fetch_add(1, Ordering::Relaxed);
-        started.notify_one();
-        async {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-            Ok::<_, Infallible>(http::Response::new(Body::default()))
-        }
-    });
-    let layer = || DedupLayer::new(by_header(), Arc::clone(&adapter)).layer(short.clone());
-    let (here, there) = (layer(), layer());
-    let mut times = Vec::new();
-    for round in 0..101 {
-        let id = format!("short-{round}");
-        let (first, twin) = (here.clone().oneshot(request(&id)), request(&id));
-        let first = tokio::spawn(first);
-        start.notified().await;
-        let arrived = tokio::time::Instant::now();
-        let twin = send(&there, twin).await;
-        times.push(arrived.elapsed());
-        assert_eq!(answered(&twin), (200, Some("duplicate")));
-        assert_eq!(result(&first.await.unwrap().unwrap()), None);
-    }
-    times.sort_unstable();
-    let ms = Duration::from_millis;
-    assert!(times[50] <= ms(12) && times[100] <= ms(24), "{:?} {:?}", times[50], times[100]);
-    assert_eq!(runs.load(Ordering::Relaxed), 101);
 }
 
 /// The client disconnects while the handler runs. The handler finishes, and the retry gets 200.

@@ -17,7 +17,7 @@ use crate::hooked::{AFTER, BEFORE, Hooked};
 use support::log::Log;
 use support::{
     FaultyStore, Handler, answered, by_header, dedup_key, faulty_memory as store, request, result,
-    send, spawn_send, state, terms, until,
+    send, spawn_send, state, terms, until, until_async,
 };
 
 pub(crate) const SOON: Duration = Duration::from_millis(100);
@@ -57,12 +57,7 @@ pub(crate) async fn drained(handle: &DedupHandle) {
 }
 
 async fn becomes_complete(store: &FaultyStore, id: &str) {
-    let complete = async {
-        while state(store, id).await != Some(KeyState::Complete) {
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-    };
-    tokio::time::timeout(Duration::from_secs(10), complete).await.expect("it becomes complete");
+    until_async(async || state(store, id).await == Some(KeyState::Complete)).await;
 }
 
 /// The reply of a claim comes after its lease, in which another delivery has run the event.

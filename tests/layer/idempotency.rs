@@ -170,40 +170,6 @@ async fn other_payload_is_422() {
     assert_eq!(handler.runs(), 1);
 }
 
-/// Two clients may choose one key. A client may use one key for two operations.
-#[tokio::test]
-async fn one_key_of_two_principals_or_operations_is_two_keys() {
-    let handler = Handler::default();
-    let service = layer(MemoryAdapter::new()).layer(numbered(&handler));
-    let request = |principal, method: Method, path| {
-        let request = Request::builder().method(method).uri(path).header("idempotency-key", UUID);
-        by(Principal(principal), request)
-    };
-    let (post, patch) = (Method::POST, Method::PATCH);
-    let operations = [
-        ("alice", post.clone(), "/payments"),
-        ("bob", post.clone(), "/payments"),
-        ("alice|POST", post.clone(), "/payments"),
-        ("alice", post.clone(), "/refunds"),
-        ("alice", patch, "/payments"),
-        ("alice", post, "/payments|/refunds"),
-    ];
-    for (run, (principal, method, path)) in (1..).zip(operations.clone()) {
-        assert_eq!(
-            paid(&service, request(principal, method, path)).await,
-            (201, run, false),
-            "{principal} {path}"
-        );
-    }
-    for (run, (principal, method, path)) in (1..).zip(operations) {
-        assert_eq!(
-            paid(&service, request(principal, method, path)).await,
-            (201, run, true),
-            "{principal} {path}"
-        );
-    }
-}
-
 #[tokio::test]
 async fn transactional_layer_has_the_same_answers() {
     let (dir, handler) = (tempfile::tempdir().unwrap(), Handler::default().then(402));

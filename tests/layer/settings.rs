@@ -14,7 +14,7 @@ use tower_dedup::{
     DedupLayer, KeyExtractor, OnMismatch, OnUnavailable, Replay, key, provider, testing,
 };
 
-use support::{Handler, answered, by_header, request, result, send, spawn_send, until};
+use support::{Handler, answered, by_header, request, result, send, until};
 
 fn layer() -> DedupLayer {
     DedupLayer::new(by_header(), MemoryAdapter::new())
@@ -138,24 +138,6 @@ async fn bound_set_on_a_clone_binds_services_that_exist() {
     }
     assert_eq!(result(&waiter.await.unwrap()), Some("duplicate"));
     assert_eq!((handle.running(), handle.waiting()), (0, 0));
-}
-
-#[tokio::test]
-async fn in_flight_status_and_times_are_answered() {
-    let handler = Handler::default();
-    handler.hold();
-    let service = layer()
-        .wait(Duration::ZERO)
-        .in_flight_status(StatusCode::TOO_MANY_REQUESTS)
-        .retry_after_in_flight(Duration::from_millis(6_001))
-        .layer(handler.service());
-    let first = spawn_send(&service, request("a"));
-    handler.running(1).await;
-    let second = send(&service, request("a")).await;
-    assert_eq!(answered(&second), (429, Some("in-flight")));
-    assert_eq!(second.headers()["retry-after"], "7", "rounded up");
-    handler.release();
-    assert_eq!(first.await.unwrap(), StatusCode::OK);
 }
 
 /// The keys that the layer reads of a request without a body.

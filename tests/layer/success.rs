@@ -10,9 +10,7 @@ use tower_dedup::adapter::maintenance::{KeyState, MaintenanceAdapter};
 use tower_dedup::{DedupLayer, Disposition};
 
 use support::ledgers::Inner;
-use support::{
-    Body, answered, by_header, dedup_key, memory as store, request, result, send, state,
-};
+use support::{Body, answered, by_header, dedup_key, memory as store, request, send, state};
 
 /// A handler that answers this status with this disposition, and counts its runs.
 fn disposes(runs: &Arc<AtomicUsize>, status: u16, disposition: Disposition) -> impl Inner {
@@ -42,20 +40,6 @@ async fn disposition_decides_before_success_when_and_stays_in_the_response() {
         assert_eq!(response.extensions().get(), Some(&disposition));
         assert_eq!(state(&store, "a").await, Some(expected), "{status} {disposition:?}");
     }
-}
-
-#[tokio::test]
-async fn disposition_release_on_arrival_changes_nothing() {
-    let (store, runs) = (store(), Arc::new(AtomicUsize::new(0)));
-    let service = DedupLayer::on_arrival(by_header(), Arc::clone(&store)).layer(disposes(
-        &runs,
-        200,
-        Disposition::Release,
-    ));
-    assert_eq!(result(&send(&service, request("a")).await), None);
-    assert_eq!(state(&store, "a").await, Some(KeyState::Complete));
-    assert_eq!(result(&send(&service, request("a")).await), Some("duplicate"));
-    assert_eq!(runs.load(Ordering::SeqCst), 1);
 }
 
 #[tokio::test(start_paused = true)]

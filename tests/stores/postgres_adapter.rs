@@ -11,7 +11,6 @@ use tower_dedup::adapter::maintenance::{ListFilter, MaintenanceAdapter};
 use tower_dedup::adapter::{PostgresAdapter, PostgresOptions};
 use tower_dedup::{DedupKey, StoreErrorKind};
 
-use support::effects::complete_in;
 use support::postgres::{Schema, Server};
 use support::{FIRST, claim_all, complete_all, dedup_key, on_claim, rows, terms};
 
@@ -184,35 +183,6 @@ async fn duplicates_write_no_wal() {
     let written = position().await - before;
     // 6,000 replies. The background of any server writes a WAL record now and then.
     assert!(written < 2_000, "{written} bytes of log");
-}
-
-/// Acknowledged writes are on disk, although the role says `synchronous_commit = off`.
-/// Only claims under a lease are not.
-#[tokio::test]
-async fn crash_of_the_server_loses_nothing_that_was_acknowledged() {
-    let server = Server::start();
-    let options =
-        PgConnectOptions::from_str(&server.url()).unwrap().options([("synchronous_commit", "off")]);
-    let connect = || PgPoolOptions::new().max_connections(4).connect_lazy_with(options.clone());
-    for round in 0..3_u32 {
-        let theirs = connect();
-        let adapter = PostgresAdapter::new(theirs.clone());
-        let ids = |part: u32| keys(round * 300 + part * 100..round * 300 + part * 100 + 100);
-        let (completed, recorded, committed) = (ids(0), ids(1), ids(2));
-        let mine = terms();
-        claim_all(&adapter, &completed, &mine).await.unwrap();
-        complete_all(&adapter, &completed, &mine).await.unwrap();
-        claim_all(&adapter, &recorded, &on_claim(&terms())).await.unwrap();
-        claim_all(&adapter, &committed, &mine).await.unwrap();
-        complete_in(&theirs, &adapter, &committed, &mine).await;
-        // An immediate restart loses unflushed writes.
-        server.restart_immediately();
-        let adapter = PostgresAdapter::new(connect());
-        for keys in [&completed, &recorded, &committed] {
-            let again = claim_all(&adapter, keys, &terms()).await.unwrap();
-            assert!(again.iter().all(|one| matches!(one, ClaimReply::Duplicate(_))), "{again:?}");
-        }
-    }
 }
 
 /// After a failover, a service may be connected to a standby. A standby answers no call, not even

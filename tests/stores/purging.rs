@@ -5,24 +5,22 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use metrics_util::debugging::DebuggingRecorder;
-use sqlx::postgres::PgConnectOptions;
 use sqlx::sqlite::SqliteConnectOptions;
-use sqlx::{AssertSqlSafe, ConnectOptions, Connection, PgConnection, SqliteConnection};
+use sqlx::{ConnectOptions, Connection, PgConnection, SqliteConnection};
 use sqlx::{PgPool, SqlitePool};
 use tokio::runtime::{Handle, Runtime};
 use tower_dedup::StoreErrorKind;
 use tower_dedup::adapter::contract::{CallTerms, Token};
-use tower_dedup::adapter::maintenance::{ForgetReply, MaintenanceAdapter, PURGE_GRACE};
+use tower_dedup::adapter::maintenance::{MaintenanceAdapter, PURGE_GRACE};
 use tower_dedup::adapter::{
     PostgresAdapter, PostgresOptions, Purging, SqliteAdapter, SqliteOptions,
 };
-use tower_dedup::internals::purge;
 
-use super::observed::{Sums, measured, value};
+use super::observed::{measured, value};
 use support::log::Log;
 use support::postgres::Schema;
 use support::time_travel::{milliseconds, shift_file, shift_schema};
-use support::{FIRST, claim_all, dedup_key, sorted_keys, terms, until};
+use support::{claim_all, dedup_key, sorted_keys, terms, until};
 
 const OFTEN: Duration = Duration::from_millis(5);
 /// Time for many purges.
@@ -207,46 +205,6 @@ async fn closing_the_pool_ends_the_task_and_does_not_wait_for_it() {
     drop((adapter, sqlite));
 }
 
-/// Each key is deleted and counted once.
-#[test]
-fn replicas_and_a_purger_purge_one_table_without_errors() {
-    let recorder = DebuggingRecorder::new();
-    let snapshotter = recorder.snapshotter();
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let (log, _guard) = Log::of_this_thread();
-    metrics::with_local_recorder(&recorder, || {
-        runtime.block_on(async {
-            for place in Place::all() {
-                place.fill(1_500).await;
-                let mut replicas = Vec::new();
-                for _ in 0..4 {
-                    let purging = often().keys_per_statement(50);
-                    let replica = place.adapter(purging).await;
-                    replica.stats().await.unwrap();
-                    replicas.push(replica);
-                }
-                let purging = often().keys_per_statement(50);
-                let purger = tokio::spawn(purge(purging, Arc::new(Arc::clone(&replicas[0]))));
-                for id in 0..200 {
-                    let key = dedup_key(&format!("evt_{id}"));
-                    let (terms, replica) = (terms(), &replicas[id % 4]);
-                    assert_eq!(replica.claim(&key, &terms).await.unwrap(), FIRST);
-                    replica.complete(&key, &terms).await.unwrap();
-                    assert_eq!(replica.forget(&key).await.unwrap(), ForgetReply::Removed);
-                }
-                place.is_purged().await;
-                purger.abort();
-                for replica in replicas {
-                    replica.close().await;
-                }
-            }
-        });
-    });
-    let failed = log.beginning("purging");
-    assert!(failed.is_empty(), "{failed:?}");
-    assert_eq!(value(&measured(&snapshotter), "tower_dedup_purged_total", &[]), 3_000.0);
-}
-
 /// While a handler holds the file, the purge does not fail silently.
 #[tokio::test]
 async fn sqlite_purge_beside_a_handler_warns_and_recovers() {
@@ -328,52 +286,7 @@ async fn record_in_starts_the_task() {
     schema.is_purged().await;
 }
 
-#[tokio::test]
-async fn role_without_delete_warns_once_and_a_grant_takes_effect() {
-    let (log, _guard) = Log::of_this_thread();
-    let place = Place::Schema(Schema::fresh());
-    place.fill(3).await;
-    let Place::Schema(schema) = &place else { unreachable!() };
-    let role = format!("role_{}", schema.name());
-    let mut owner = PgConnection::connect(&schema.url()).await.unwrap();
-    let sql = format!(
-        "CREATE ROLE {role} LOGIN; GRANT USAGE ON SCHEMA {0} TO {role}; \
-         GRANT SELECT, INSERT, UPDATE ON ALL TABLES IN SCHEMA {0} TO {role}",
-        schema.name()
-    );
-    sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut owner).await.unwrap();
-    let options: PgConnectOptions = schema.url().parse().unwrap();
-    let pool = PgPool::connect_with(options.username(&role)).await.unwrap();
-    let options = PostgresOptions::new().purging(often());
-    let adapter = PostgresAdapter::with_options(pool.clone(), options);
-    let recorder = DebuggingRecorder::new();
-    let snapshotter = recorder.snapshotter();
-    let _recorder = metrics::set_default_local_recorder(&recorder);
-    adapter.stats().await.unwrap();
-    until(|| !log.beginning("purging failed").is_empty()).await;
-    // The time at which purging began. A purge that deletes nothing because it may not is no success.
-    assert!(measured(&snapshotter).keys().all(|(name, _)| name == LAST_PURGE));
-    place.stays().await;
-    assert!(!was_set(&measured(&snapshotter)));
-    let failed = log.beginning("purging").into_iter();
-    let warnings: Vec<_> = failed.filter(|event| event["level"] == "WARN").collect();
-    assert_eq!(warnings.len(), 1, "{warnings:?}");
-    assert!(warnings[0]["error"].contains("permission denied"), "{warnings:?}");
-    let grant = format!("GRANT DELETE ON {}.webhook_deliveries TO {role}", schema.name());
-    sqlx::raw_sql(AssertSqlSafe(grant)).execute(&mut owner).await.unwrap();
-    place.is_purged().await;
-    until(|| was_set(&measured(&snapshotter))).await;
-    pool.close().await;
-    let drop_role = format!("DROP OWNED BY {role}; DROP ROLE {role}");
-    sqlx::raw_sql(AssertSqlSafe(drop_role)).execute(&mut owner).await.unwrap();
-}
-
 const LAST_PURGE: &str = "tower_dedup_last_purge_timestamp_seconds";
-
-/// A snapshot leaves gauges at 0.
-fn was_set(sums: &Sums) -> bool {
-    value(sums, LAST_PURGE, &[]) > 0.0
-}
 
 #[tokio::test]
 async fn a_round_reports_the_keys() {

@@ -5,17 +5,14 @@ use std::pin::pin;
 use std::time::Duration;
 
 use futures_util::future::{Either, join, join_all, select};
-use http::{HeaderMap, StatusCode};
 use sqlx::postgres::PgPoolOptions;
 use sqlx::{Connection, PgPool, SqliteConnection};
 use tempfile::TempDir;
-use tower_dedup::adapter::contract::{
-    CallTerms, ClaimReply, CompleteReply, DedupAdapter, StoredResponse, Token,
-};
+use tower_dedup::adapter::contract::{CallTerms, ClaimReply, CompleteReply, DedupAdapter};
 use tower_dedup::adapter::maintenance::MaintenanceAdapter;
 use tower_dedup::adapter::{PostgresAdapter, SqliteAdapter, SqliteOptions};
 use tower_dedup::internals::with_sqlite_bounds;
-use tower_dedup::{DedupKey, StoreError, StoreErrorKind};
+use tower_dedup::{StoreError, StoreErrorKind};
 
 use support::postgres::Schema;
 use support::{FIRST, claim_all, dedup_key, on_claim, polled, sorted_keys, sqlite_url, terms};
@@ -164,53 +161,6 @@ async fn storm_of_duplicates_writes_no_page_on_sqlite() {
     assert_eq!((version().await, wal()), before);
     adapter.claim(&dedup_key("new"), &on_claim(&terms())).await.unwrap();
     assert_ne!(version().await, before.0, "a write changes the file");
-}
-
-/// Calls of several layers wait at once. Each row gets the namespace, the retention and the lease of its
-/// own call, with or without data to store.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn calls_with_different_terms_keep_them_on_postgres() {
-    let schema = Schema::fresh();
-    let adapter = postgres(&schema).await;
-    let (hour, day) = (Duration::from_secs(3_600), Duration::from_secs(86_400));
-    let kinds = [("a", hour, 60), ("a", day, 60), ("b", hour, 60), ("a", hour, 90)];
-    for (round, with_data) in [(0, false), (1, true)] {
-        for of_kinds in [&kinds[..1], &kinds[..]] {
-            let calls = (0..200).map(|at| {
-                let (namespace, retention, lease) = of_kinds[at % of_kinds.len()];
-                let id = format!("{round}-{}-{at}-{}-{lease}", of_kinds.len(), retention.as_secs());
-                let key = DedupKey::new(namespace, &id).unwrap();
-                let lease = Duration::from_secs(lease);
-                let mine = CallTerms::on_completion(Token::random(), retention, lease);
-                let last = if with_data && at % 2 == 0 {
-                    let body = id.clone().into_bytes().into();
-                    let response = StoredResponse::new(StatusCode::OK, HeaderMap::new(), body);
-                    mine.clone().with_response(response.into())
-                } else {
-                    mine.clone()
-                };
-                let adapter = adapter.clone();
-                async move {
-                    assert_eq!(adapter.claim(&key, &mine).await.unwrap(), FIRST);
-                    if at % 4 < 2 {
-                        return;
-                    }
-                    assert_eq!(adapter.complete(&key, &last).await.unwrap(), CompleteReply::Held);
-                }
-            });
-            at_once(calls.collect::<Vec<_>>()).await;
-        }
-    }
-    let wrong = "SELECT count(*), count(*) FILTER (WHERE \
-                 abs(extract(epoch FROM expires_at - first_seen_at) - split_part(id, '-', 4)::int) > 1 \
-                 OR abs(extract(epoch FROM lease_until - first_seen_at) - split_part(id, '-', 5)::int) > 1 \
-                 OR completed_at IS NULL AND lease_until IS NULL \
-                 OR response_body IS NOT NULL AND response_body <> convert_to(id, 'UTF8')), \
-                 count(*) FILTER (WHERE namespace = 'b'), count(response_body) \
-                 FROM webhook_deliveries";
-    let counts: (i64, i64, i64, i64) =
-        sqlx::query_as(wrong).fetch_one(&pool(&schema)).await.unwrap();
-    assert_eq!(counts, (800, 0, 100, 100));
 }
 
 /// A batch waits for a row that an open transaction has inserted. Calls that gather during the wait go in the

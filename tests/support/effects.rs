@@ -16,7 +16,7 @@ use tower_dedup::{CommitError, DedupKey, DedupLayer, Delivery};
 
 use super::postgres::Schema;
 use super::proxy::{Proxy, through, to_postgres};
-use super::{Body, Handler, by_header, request, send};
+use super::{Body, Handler, by_header, request, send, until_async};
 
 /// A handler.
 pub type Boxed = BoxCloneSyncService<Request<Body>, Response<Body>, Infallible>;
@@ -176,15 +176,10 @@ impl Database {
         count.fetch_one(self.effects.pool()).await.unwrap()
     }
 
-    /// Waits until this many of the pools' sessions match, for half a minute at most.
-    pub async fn until_sessions(&self, such: &str, count: i64) {
-        for _ in 0..3_000 {
-            if self.sessions(such).await == count {
-                return;
-            }
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-        panic!("{} and not {count} sessions are {such}", self.sessions(such).await);
+    /// Waits until this many of the pools' sessions match.
+    #[track_caller]
+    pub fn until_sessions(&self, such: &str, count: i64) -> impl Future<Output = ()> {
+        until_async(move || async move { self.sessions(such).await == count })
     }
 
     /// Waits until no connection of the pools is inside a transaction.

@@ -331,12 +331,20 @@ impl Handler {
 /// Waits until `condition` holds, for a minute at most.
 #[track_caller]
 pub fn until(condition: impl Fn() -> bool) -> impl Future<Output = ()> {
+    until_async(move || std::future::ready(condition()))
+}
+
+/// As [`until`].
+#[track_caller]
+pub fn until_async<F: Future<Output = bool>>(
+    mut condition: impl FnMut() -> F,
+) -> impl Future<Output = ()> {
     let caller = std::panic::Location::caller();
     async move {
         // By the clock of the test, which may be paused.
         let end = tokio::time::Instant::now() + Duration::from_secs(60);
         while tokio::time::Instant::now() < end {
-            if condition() {
+            if condition().await {
                 return;
             }
             tokio::time::sleep(Duration::from_millis(2)).await;

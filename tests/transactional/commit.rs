@@ -33,7 +33,6 @@ on_both!(
     begun_transaction_without_a_commit_is_uncommitted_under_a_lease,
     unprotected_run_commits_its_effects_alone,
     completion_after_its_retention_is_remembered_for_another,
-    concurrent_duplicates_run_once,
     event_of_a_running_handler_is_in_flight_for_all,
     late_first_run_and_its_takeover_commit_once,
     commit_that_the_database_refuses_is_no_2xx,
@@ -188,23 +187,6 @@ async fn completion_after_its_retention_is_remembered_for_another<S: Shared>() {
     let remembered = entry.expires_at.duration_since(entry.first_seen_at).unwrap();
     assert!(remembered > Duration::from_secs(86_400), "{remembered:?}");
     assert_eq!((db.effects().await.len(), world.runs()), (1, 1));
-}
-
-async fn concurrent_duplicates_run_once<S: Shared>() {
-    const EVENTS: usize = 20;
-    let (db, world, app) = started::<S>().await;
-    let deliver = |id: usize| {
-        let app = app.clone();
-        async move { send(&app, &id.to_string(), "begin insert commit").await }
-    };
-    let sent = (0..EVENTS).flat_map(|id| [deliver(id), deliver(id), deliver(id)]);
-    for answer in join_all(sent).await {
-        assert!(matches!(answered(&answer), (200, _) | (503, Some("in-flight"))), "{answer:?}");
-    }
-    for answer in join_all((0..EVENTS).map(deliver)).await {
-        assert_eq!(answer.status(), 200);
-    }
-    assert_eq!((db.effects().await.len(), world.runs()), (EVENTS, EVENTS));
 }
 
 /// For a duplicate in this process and in another one, for `get`, `list` and `forget`. A handler that thinks holds no

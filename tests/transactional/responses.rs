@@ -25,7 +25,6 @@ use support::{answered, by_header, dedup_key, terms};
 
 on_both!(
     response_of_the_handler_is_added_after_the_commit,
-    response_that_the_handler_sets_commits_with_the_key,
     response_that_the_handler_sets_is_stored_as_its_own,
     response_that_is_set_after_the_commit_does_not_count,
     event_whose_response_is_not_stored_is_complete_at_once,
@@ -128,19 +127,13 @@ async fn response_of_the_handler_is_added_after_the_commit<S: Shared>() {
     assert_eq!(db.effects().await, ["a"]);
 }
 
-async fn response_that_the_handler_sets_commits_with_the_key<S: Shared>() {
+/// As a response of the handler: with the headers that the layer stores, and for the only event of its delivery.
+async fn response_that_the_handler_sets_is_stored_as_its_own<S: Shared>() {
     let db = Db::<S>::create().await;
     let app = replaying(&db);
     assert_eq!(deliver(&app, "sets").await, (201, "made".to_owned()));
     assert_eq!(deliver(&app, "sets").await, (202, "set \u{e9}".to_owned()));
     assert_eq!(db.effects().await, ["a"]);
-}
-
-/// As a response of the handler: with the headers that the layer stores, and for the only event of its delivery.
-async fn response_that_the_handler_sets_is_stored_as_its_own<S: Shared>() {
-    let db = Db::<S>::create().await;
-    let app = replaying(&db);
-    deliver(&app, "sets").await;
     let again = Request::post("/hook").header("webhook-id", "a").body(Body::empty()).unwrap();
     let again = app.oneshot(again).await.unwrap();
     let has = |name| again.headers().contains_key(name);

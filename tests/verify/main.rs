@@ -10,7 +10,6 @@ mod errors;
 mod layers;
 mod own;
 mod page;
-mod receiver;
 mod report_only;
 mod schemes;
 mod select;

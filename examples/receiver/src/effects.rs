@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use backon::{ExponentialBuilder, Retryable};
 use serde::Serialize;
-use sqlx::pool::PoolConnection;
 use sqlx::postgres::{PgConnection, PgPool, PgPoolOptions, Postgres};
 use sqlx::sqlite::{
     Sqlite, SqliteConnectOptions, SqliteConnection, SqliteJournalMode, SqlitePool,
@@ -26,8 +25,6 @@ const CREATE: &str = "CREATE TABLE IF NOT EXISTS effects (\
 const INSERT: &str = "INSERT INTO effects (namespace, id, attempt) VALUES ($1, $2, $3)";
 const LIST: &str = "SELECT namespace, id, count(*) FROM effects \
      GROUP BY namespace, id ORDER BY namespace, id";
-const COUNT: &str = "SELECT count(*) FROM effects WHERE namespace = $1 AND id = $2";
-
 /// The first pause before a file that another process holds is opened again. Pauses double.
 const RETRY_DELAY: Duration = Duration::from_millis(50);
 const RETRIES: usize = 6;
@@ -55,18 +52,6 @@ pub(crate) async fn bounded<T>(statements: impl Future<Output = Result<T>>) -> R
 fn is_busy(error: &sqlx::Error) -> bool {
     let code = error.as_database_error().and_then(|error| error.code()?.parse::<u32>().ok());
     code.is_some_and(|code| code & 0xff == 5)
-}
-
-/// Acquires a connection within a bound. The pool tests an idle connection without a bound; dropping
-/// the test closes that connection.
-async fn acquire(pool: &PgPool) -> Result<PoolConnection<Postgres>> {
-    const TEST: Duration = Duration::from_millis(500);
-    for _ in 0..pool.num_idle() {
-        if let Ok(acquired) = timeout(TEST, pool.acquire()).await {
-            return acquired;
-        }
-    }
-    pool.acquire().await
 }
 
 /// How often the handler ran successfully for one key. The expected count is 1.
@@ -165,8 +150,8 @@ impl Effects {
             }
             Self::Sqlite(pool) => Sqlite::add(&mut *pool.acquire().await?, key, attempt).await,
             Self::Postgres(pool) => {
-                let mut connection = acquire(pool).await?;
-                bounded(Postgres::add(&mut connection, key, attempt)).await
+                let add = async { Postgres::add(&mut *pool.acquire().await?, key, attempt).await };
+                bounded(add).await
             }
         }
     }
@@ -178,30 +163,10 @@ impl Effects {
                 counts.iter().map(|((space, id), n)| (space.clone(), id.clone(), *n)).collect()
             }
             Self::Sqlite(pool) => sqlx::query_as(LIST).fetch_all(pool).await?,
-            Self::Postgres(pool) => {
-                sqlx::query_as(LIST).fetch_all(&mut *acquire(pool).await?).await?
-            }
+            Self::Postgres(pool) => bounded(sqlx::query_as(LIST).fetch_all(pool)).await?,
         };
         let effect = |(namespace, id, count)| Effect { namespace, id, count };
         Ok(rows.into_iter().map(effect).collect())
-    }
-
-    /// Returns how often the handler ran successfully for this key.
-    pub(crate) async fn count(&self, key: &DedupKey) -> Result<i64> {
-        let (namespace, id) = (key.namespace(), key.id());
-        match self {
-            Self::Memory(counts) => {
-                let key = (namespace.to_owned(), id.to_owned());
-                Ok(counts.lock().await.get(&key).copied().unwrap_or_default())
-            }
-            Self::Sqlite(pool) => {
-                sqlx::query_scalar(COUNT).bind(namespace).bind(id).fetch_one(pool).await
-            }
-            Self::Postgres(pool) => {
-                let count = sqlx::query_scalar(COUNT).bind(namespace).bind(id);
-                count.fetch_one(&mut *acquire(pool).await?).await
-            }
-        }
     }
 
     pub(crate) async fn close(&self) {

@@ -19,17 +19,15 @@
 //! so an event that ran twice shows as two rows. Redis has no table: with it, the default is the file
 //! `effects.db`, which the receivers of one folder share.
 //!
-//! `GET /` is a page for the browser: it shows every delivery and its outcome, and has buttons that
-//! deliver events. `GET /metrics` is for Prometheus. The page, `/effects` and `/metrics` are served under an
-//! IP address, `localhost` or `--public-url` only. Whoever reaches the receiver reaches them, so `--listen`
-//! is loopback by default.
+//! `GET /metrics` is for Prometheus. Whoever reaches the receiver reads `/effects` and `/metrics`, so `--listen` is loopback
+//! by default.
 //!
 //! # Inbox
 //!
 //! With `--inbox`, a delivery is stored before it is handled, and handled again until it has succeeded
 //! ([`guide::inbox`](tower_dedup::guide::inbox)), without the sender. The table is in the store's Postgres; with another
 //! store, in the file `inbox.db` of the current folder; or in the database of `--inbox URL`. A failed event runs again after
-//! 1, 2, 4, 8 and 16 s. Then it is parked, and the page says so. A handler that runs for longer than 5 s is answered
+//! 1, 2, 4, 8 and 16 s. Then it is parked (`tower-dedup inbox`). A handler that runs for longer than 5 s is answered
 //! `stored`. If a receiver dies, another one runs its events after 60 s, or `--lease-seconds`. It needs a ledger that
 //! releases what fails: not `on-arrival`.
 //!
@@ -90,7 +88,6 @@
 mod effects;
 mod inbox;
 mod metrics;
-mod page;
 mod secrets;
 #[path = "../../shared/mod.rs"]
 mod shared;
@@ -101,7 +98,6 @@ use std::error::Error;
 use std::io::{self, Write};
 use std::net::SocketAddr;
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::{Query, State};
@@ -109,12 +105,9 @@ use axum::handler::Handler;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodFilter, MethodRouter, get};
-use axum::{Json, Router, middleware};
+use axum::{Json, Router};
 use clap::{Parser, ValueEnum};
 use effects::{Effect, Effects, Table, bounded};
-use page::records::Records;
-use page::running::{self, Running};
-use page::{Page, Setup, guard};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 use shared::{in_one_line, stop_signal};
@@ -125,11 +118,8 @@ use tokio::time::{Instant, timeout, timeout_at};
 use tower_dedup::adapter::maintenance::MaintenanceAdapter;
 use tower_dedup::adapter::{self, PostgresAdapter, SqliteAdapter};
 use tower_dedup::ledger::Ledger;
-use tower_dedup::testing::{Fault, FaultyAdapter};
 use tower_dedup::verify::{Verifier, VerifyLayer};
-use tower_dedup::{
-    CommitError, DedupHandle, DedupLayer, Delivery, Mode, OnMismatch, key, provider,
-};
+use tower_dedup::{CommitError, DedupHandle, DedupLayer, Delivery, provider};
 
 /// The time limit of a shutdown.
 const SHUTDOWN: Duration = Duration::from_secs(30);
@@ -167,12 +157,6 @@ struct Options {
     /// The public URL of this receiver, without the path, for senders that sign the URL.
     #[arg(long, value_name = "URL", value_parser = public_url)]
     public_url: Option<String>,
-    /// Logs and counts a delivery whose event was handled with another body.
-    #[arg(long)]
-    compare_payload: bool,
-    /// Whether the layer enforces its verdicts: `enforce`, `shadow` or `off`.
-    #[arg(long, default_value_t)]
-    mode: Mode,
 }
 
 fn public_url(text: &str) -> Result<String, String> {
@@ -195,9 +179,8 @@ enum LedgerKind {
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    let records = Records::default();
-    shared::log_and("receiver=info,tower_dedup=info", records.clone());
-    match run(Options::parse(), records).await {
+    shared::log("receiver=info,tower_dedup=info");
+    match run(Options::parse()).await {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {}", in_one_line(&*error));
@@ -206,19 +189,12 @@ async fn main() -> ExitCode {
     }
 }
 
-async fn run(options: Options, records: Records) -> Result<(), Box<dyn Error>> {
+async fn run(options: Options) -> Result<(), Box<dyn Error>> {
     let url = options.store.as_str();
     let effects = effects_url(&options)?;
     let metrics = metrics::install()?;
     let verifiers = secrets::verifiers(env::vars_os(), options.public_url.as_deref())?;
-    let running = Running::default();
-    let routes = Routes {
-        lease: options.lease_seconds.map(Duration::from_secs),
-        compare_payload: options.compare_payload,
-        verifiers,
-        running: running.clone(),
-    };
-    let mode = options.mode;
+    let routes = Routes { lease: options.lease_seconds.map(Duration::from_secs), verifiers };
     let inbox = match &options.inbox {
         Some(_) if matches!(options.ledger, LedgerKind::OnArrival) => {
             return Err(
@@ -229,32 +205,33 @@ async fn run(options: Options, records: Records) -> Result<(), Box<dyn Error>> {
         Some(place) => Some(inbox::connect(place, url, options.lease_seconds).await?),
         None => None,
     };
-    // The page takes the store away from the layers, and looks into it all the same.
-    let ((store, faults), (webhooks, handles)) = match options.ledger {
+    type Store = Box<dyn MaintenanceAdapter>;
+    let (store, (webhooks, handles)): (Store, _) = match options.ledger {
         LedgerKind::Lease => {
-            let store = faulty(adapter::connect(url).await?);
-            let layer = |preset| DedupLayer::new(preset, store.clone()).mode(mode);
-            (shown(&store), routes.over(layer, inbox::with(inbox.as_ref()), receive))
+            let store = adapter::connect(url).await?;
+            let layer = |preset| DedupLayer::new(preset, store.clone());
+            (Box::new(store.clone()), routes.over(layer, inbox::with(inbox.as_ref()), receive))
         }
         LedgerKind::OnArrival => {
-            let store = faulty(adapter::connect(url).await?);
-            let layer = |preset| DedupLayer::on_arrival(preset, store.clone()).mode(mode);
-            (shown(&store), routes.over(layer, inbox::without, receive))
+            let store = adapter::connect(url).await?;
+            let layer = |preset| DedupLayer::on_arrival(preset, store.clone());
+            (Box::new(store.clone()), routes.over(layer, inbox::without, receive))
         }
         // The type of the transaction depends on the database, and so does the handler.
         LedgerKind::Transactional if url.starts_with("sqlite:") => {
-            let store = faulty(SqliteAdapter::connect(url).await?);
-            let layer = |preset| DedupLayer::transactional(preset, store.clone()).mode(mode);
-            (shown(&store), routes.over(layer, inbox::with(inbox.as_ref()), receive_in::<Sqlite>))
+            let store = SqliteAdapter::connect(url).await?;
+            let layer = |preset| DedupLayer::transactional(preset, store.clone());
+            let layered = inbox::with(inbox.as_ref());
+            (Box::new(store.clone()), routes.over(layer, layered, receive_in::<Sqlite>))
         }
         LedgerKind::Transactional if url.starts_with("postgres") => {
-            let store = faulty(PostgresAdapter::connect(url).await?);
+            let store = PostgresAdapter::connect(url).await?;
             // If a proxy falls silent, the handler waits for its connection no longer.
             let bound = Duration::from_secs(20);
-            let layer = |preset| {
-                DedupLayer::transactional(preset, store.clone()).handler_timeout(bound).mode(mode)
-            };
-            (shown(&store), routes.over(layer, inbox::with(inbox.as_ref()), receive_in::<Postgres>))
+            let layer =
+                |preset| DedupLayer::transactional(preset, store.clone()).handler_timeout(bound);
+            let layered = inbox::with(inbox.as_ref());
+            (Box::new(store.clone()), routes.over(layer, layered, receive_in::<Postgres>))
         }
         LedgerKind::Transactional => {
             return Err("--ledger transactional needs a database: \
@@ -265,21 +242,6 @@ async fn run(options: Options, records: Records) -> Result<(), Box<dyn Error>> {
     // The first call creates the table, and fails if the store does not work.
     store.stats().await?;
     let effects = Effects::connect(effects).await?;
-    let setup = Setup {
-        store: store_in_words(url),
-        ledger: options.ledger.in_words(),
-        mode,
-        secret: secrets::secret_of(&provider::STANDARD_WEBHOOKS).map(Into::into),
-    };
-    let page = Page {
-        store: store.clone(),
-        faults,
-        effects: effects.clone(),
-        inbox: inbox.clone(),
-        records,
-        running,
-        setup,
-    };
     let webhooks = webhooks.with_state(effects.clone());
     let (stop_loop, loop_stopped) = oneshot::channel::<()>();
     // The webhooks alone: whoever can write to the table can call the routes that the loop has.
@@ -288,14 +250,9 @@ async fn run(options: Options, records: Records) -> Result<(), Box<dyn Error>> {
             let _ = loop_stopped.await;
         }))
     });
-    // A foreign site must read none of these under a name of its own.
-    let public = guard::authority(options.public_url.as_deref());
-    let shown = page
-        .routes(webhooks.clone())
-        .merge(metrics::routes(metrics))
-        .merge(Router::new().route("/effects", get(list_effects)).with_state(effects.clone()));
-    let shown = shown.layer(middleware::from_fn_with_state(public, guard::known_host));
-    let app = webhooks.merge(shown);
+    let effects_route = Router::new().route("/effects", get(list_effects));
+    let app =
+        webhooks.merge(effects_route.with_state(effects.clone())).merge(metrics::routes(metrics));
 
     let stop_signal = stop_signal()?;
     let listener = TcpListener::bind(options.listen)
@@ -342,33 +299,13 @@ async fn run(options: Options, records: Records) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-fn faulty<A>(store: A) -> Arc<FaultyAdapter<A>> {
-    Arc::new(FaultyAdapter::new(store))
-}
-
-/// Returns the store that the page reads, and what sets the faults that the layers meet.
-fn shown<A: MaintenanceAdapter>(
-    store: &Arc<FaultyAdapter<A>>,
-) -> (Arc<dyn MaintenanceAdapter>, page::Faults) {
-    let faults = store.clone();
-    (store.clone(), Arc::new(move |fault: Fault| faults.set_all(fault)))
-}
-
-impl LedgerKind {
-    fn in_words(self) -> &'static str {
-        match self {
-            Self::Lease => "lease",
-            Self::OnArrival => "on arrival",
-            Self::Transactional => "transactional",
-        }
-    }
-}
-
 /// Returns the URL of the database for the effects. Effects in a file are right for receivers of one
 /// machine only; several machines name a Postgres.
 fn effects_url(options: &Options) -> Result<&str, String> {
     match &options.effects {
-        None if is_redis(&options.store) => Ok("sqlite://effects.db"),
+        None if ["redis", "valkey"].iter().any(|it| options.store.starts_with(it)) => {
+            Ok("sqlite://effects.db")
+        }
         None => Ok(&options.store),
         Some(_) if matches!(options.ledger, LedgerKind::Transactional) => {
             Err("--ledger transactional writes the effects to the store: leave --effects out"
@@ -379,30 +316,12 @@ fn effects_url(options: &Options) -> Result<&str, String> {
     }
 }
 
-fn is_redis(url: &str) -> bool {
-    url.starts_with("redis") || url.starts_with("valkey")
-}
-
-/// Returns the kind of the store. Its URL may have a password.
-fn store_in_words(url: &str) -> &'static str {
-    match url.split(':').next() {
-        Some("memory") => "memory",
-        Some("sqlite") => "SQLite",
-        Some(scheme) if scheme.ends_with("+sentinel") => "Redis with Sentinel",
-        Some(scheme) if scheme.ends_with("+cluster") => "Redis Cluster",
-        _ if is_redis(url) => "Redis",
-        _ => "Postgres",
-    }
-}
-
 /// The settings of the routes.
 struct Routes {
     /// `None` for the ledger's own.
     lease: Option<Duration>,
-    compare_payload: bool,
     /// The verifiers of the senders with a secret, by name.
     verifiers: BTreeMap<&'static str, Verifier>,
-    running: Running,
 }
 
 /// The handles that drain the routes, by name.
@@ -431,9 +350,6 @@ impl Routes {
             if let Some(lease) = self.lease {
                 dedup = dedup.lease(lease);
             }
-            if self.compare_payload {
-                dedup = dedup.compare_payload(key::body_digest(), OnMismatch::Report);
-            }
             let verifier = self.verifiers.get(preset.name());
             if verifier.is_some() {
                 dedup = dedup.require_verified();
@@ -444,8 +360,6 @@ impl Routes {
                 let filter = MethodFilter::try_from(method.clone()).expect("a usual method");
                 route = route.on(filter, handler);
             }
-            let track = middleware::from_fn_with_state(self.running.clone(), running::track);
-            let mut route = route.layer(track);
             if let Some(echo) = secrets::echo(preset) {
                 route = route.layer(echo);
             }
@@ -555,21 +469,13 @@ fn failed(error: &sqlx::Error) -> StatusCode {
 /// Prints what to try. A closed stdout is no error.
 fn greet(address: SocketAddr, routes: &Routes) {
     let verified: Vec<_> = routes.verifiers.keys().copied().collect();
-    let deliver = if verified.contains(&provider::STANDARD_WEBHOOKS.name()) {
-        "the buttons of its page sign the events that they deliver".to_owned()
-    } else {
-        format!(
-            "deliver an event, and once more:\n  \
-             curl -i http://{address}/webhooks/standard-webhooks -H 'webhook-id: msg_1' \
-             -d '{{\"paid\": 42}}'"
-        )
-    };
     let _ = writeln!(
         io::stdout(),
         "listening on http://{address}\n\
-         open it in a browser, or use curl\n\
          verified: {}\n\
-         {deliver}\n\
+         deliver an event, and once more:\n  \
+         curl -i http://{address}/webhooks/standard-webhooks -H 'webhook-id: msg_1' \
+         -d '{{\"paid\": 42}}'\n\
          then see what took effect:\n  \
          curl http://{address}/effects",
         if verified.is_empty() { "no sender".to_owned() } else { verified.join(", ") },

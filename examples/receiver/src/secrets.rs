@@ -55,19 +55,11 @@ pub(crate) fn verifiers(
     Ok(verifiers)
 }
 
-/// Returns the secret with which the page signs the deliveries of its buttons.
-#[allow(dead_code, reason = "the tests of this file have no page")]
-pub(crate) fn secret_of(preset: &Preset) -> Option<String> {
-    let variable = variable_of(preset);
-    let secret = std::env::var(&variable);
-    secret.or_else(|_| std::env::var(variable + PREVIOUS)).ok()
-}
-
 /// Returns the layer that answers the sender's handshakes. Meta's need a token of their own, which the receiver does not
 /// have.
 #[allow(dead_code, reason = "the tests of this file have no route")]
 pub(crate) fn echo(preset: &Preset) -> Option<EchoLayer> {
-    let secret = if *preset == provider::ZOOM { secret_of(preset) } else { None };
+    let secret = std::env::var(variable_of(preset)).ok().filter(|_| *preset == provider::ZOOM);
     preset.echo(secret.as_deref()).ok()
 }
 

@@ -8,7 +8,6 @@ use axum::middleware::{Next, from_fn};
 use bytes::Bytes;
 use http_body_util::Full;
 use tower::{Layer, ServiceBuilder};
-use tower_dedup::adapter::maintenance::MaintenanceAdapter;
 use tower_dedup::{DedupLayer, Verified, key};
 
 use super::{BODY, Handler, dedup, delivers_once, duplicate, full, handled, send};
@@ -79,13 +78,4 @@ async fn two_dedup_layers_nested_with_keys_of_their_own() {
     assert_eq!(send(&service, full("evt_2", b"other")).await, duplicate());
     assert_eq!(send(&service, full("evt_3", b"other")).await, handled());
     assert_eq!(handler.bodies(), [BODY, &b"other"[..]]);
-}
-
-#[tokio::test]
-async fn a_store_chosen_at_run_time() {
-    let handler = Handler::default();
-    let store: Arc<dyn MaintenanceAdapter> =
-        tower_dedup::adapter::connect("memory:").await.unwrap();
-    let dedup = DedupLayer::new(key::header("x-id").namespace("acme"), store);
-    delivers_once::<_, axum::body::Body, _>(handler.router().layer(dedup), &handler).await;
 }

@@ -3,7 +3,6 @@
 use bytes::Bytes;
 use http::Request;
 use http_body_util::Full;
-use tower::limit::ConcurrencyLimitLayer;
 use tower::util::{BoxCloneService, BoxCloneSyncService};
 use tower::{Layer, Service, ServiceBuilder, ServiceExt};
 
@@ -28,25 +27,6 @@ async fn plain_and_boxed_services() {
     let inner = BoxCloneService::new(handler.service::<Full<Bytes>>());
     let service = BoxCloneService::new(dedup(&memory()).layer(inner));
     delivers_once::<_, Full<Bytes>, _>(service, &handler).await;
-}
-
-#[tokio::test]
-async fn concurrency_limit_inside_and_outside() {
-    let handler = Handler::default();
-    let service = ServiceBuilder::new()
-        .concurrency_limit(1)
-        .layer(dedup(&memory()))
-        .concurrency_limit(1)
-        .service(handler.service());
-    delivers_once::<_, Full<Bytes>, _>(service, &handler).await;
-
-    let handler = Handler::default();
-    let app = handler
-        .router()
-        .layer(ConcurrencyLimitLayer::new(1))
-        .layer(dedup(&memory()))
-        .layer(ConcurrencyLimitLayer::new(1));
-    delivers_once::<_, axum::body::Body, _>(app, &handler).await;
 }
 
 #[tokio::test]
