@@ -14,7 +14,7 @@ use http_body_util::{BodyExt, StreamBody};
 use tower::Layer;
 use tower_dedup::adapter::maintenance::MaintenanceAdapter;
 use tower_dedup::{
-    DedupKey, DedupLayer, KeyExtractor, Mode, OnInFlight, OnMissingKey, Verified, key, provider,
+    DedupKey, DedupLayer, KeyExtractor, Mode, OnMissingKey, Verified, key, provider,
 };
 
 use support::ledgers::Inner;
@@ -285,7 +285,7 @@ async fn answers_of_the_layer_are_configurable() {
     let layer = DedupLayer::new(by_header(), memory())
         .duplicate_status(StatusCode::ACCEPTED)
         .result_header(None)
-        .on_in_flight(OnInFlight::Reject)
+        .wait(Duration::ZERO)
         .in_flight_status(StatusCode::TOO_MANY_REQUESTS)
         .retry_after_in_flight(Duration::from_millis(6_001))
         .retry_after_unavailable(Duration::from_secs(9));
