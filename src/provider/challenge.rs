@@ -124,6 +124,15 @@ impl Handshake {
             })
     }
 
+    /// Returns `true` if the request is this handshake. With a mark in its body, it is one also
+    /// without the value that the answer repeats.
+    pub(crate) fn is(&self, request: &RequestRef<'_>) -> bool {
+        if self.challenge.marks.iter().any(|(field, _)| field.is_in_body()) {
+            return self.is_marked(request, true);
+        }
+        self.read(request).is_some()
+    }
+
     /// Returns the value that the answer to this request repeats, an empty one if it repeats
     /// nothing; `None` if the request is another one.
     pub(crate) fn read<'r>(&self, request: &RequestRef<'r>) -> Option<Cow<'r, str>> {

@@ -130,7 +130,7 @@ impl Preset {
         }
         if !self.challenges.is_empty() {
             let all = self.handshakes();
-            keys = keys.bypass_when(move |it| all.iter().any(|one| one.read(it).is_some()));
+            keys = keys.bypass_when(move |it| all.iter().any(|one| one.is(it)));
         }
         if let Some(is_no_event) = self.bypass {
             keys = keys.bypass_when(is_no_event);
