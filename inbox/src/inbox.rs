@@ -242,7 +242,7 @@ impl Inbox {
         Ok(self.checked_table()?.count().await?)
     }
 
-    /// Returns the selected rows after the row of this number, in their order, at most `limit` of
+    /// Returns the selected rows after the row of this number, in their order, at most `most` of
     /// them.
     ///
     /// # Errors
