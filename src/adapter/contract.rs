@@ -163,7 +163,7 @@ pub trait DedupAdapter: Send + Sync + 'static {
     ///   of the incomplete row returns the same reply, and starts the lease again.
     /// - [`Permanence::OnClaim`]: the key is complete at once, and the store holds the data of
     ///   [`CallTerms::stored_data`] from the same step on. A claim that is repeated with the token
-    ///   of the complete row returns the same reply. With [`CallTerms::handled_at`], the key is
+    ///   of the complete row returns the same reply. With [`CallTerms::handled_at_ms`], the key is
     ///   complete since that time.
     ///
     /// A claim counts an attempt, except when it is repeated. An expired key is like a new one. A
