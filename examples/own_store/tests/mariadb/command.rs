@@ -35,7 +35,7 @@ async fn operators_have_the_command() {
     store.claim(&key("run"), &lease).await.unwrap();
     for (args, stdin, code, words) in [
         (&["get", "test", "run"][..], "", 0, "in-flight"),
-        (&["get", "test", "none"], "", 1, "list --namespace test --id none"),
+        (&["get", "test", "none"], "", 1, "list --id PART"),
         (&["list", "--state", "complete"], "", 0, "complete  test       done"),
         (&["stats"], "", 0, "in_flight                 1"),
         (&["forget", "test", "run", "--yes"], "", 1, "is running"),
